@@ -24,7 +24,7 @@ _LONGEST_PAUSE = 0.02  # seconds between two tries
 
 
 @contextlib.contextmanager
-def published(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+def publish_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, in place of any other at ``path`` once it is complete and on the disk. Raises `OSError`.
 
     What a killed writer leaves behind is removed by the next one in its folder: a lock shows which writers
@@ -45,24 +45,24 @@ def published(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def locked(path: Path, seconds: float = PATIENCE, flags: int = _FOLDER) -> Iterator[None]:
+def lock_path(path: Path, seconds: float = PATIENCE, flags: int = _FOLDER) -> Iterator[None]:
     """Hold the lock of the folder at ``path``, which takes no disk space; or of a file, which ``flags`` open.
 
     Raises `TimeoutError` after ``seconds``, which names the process that holds it, and `OSError`.
     """
-    with forks.lockable() as descriptors:
+    with forks.open_lockable() as descriptors:
         descriptor = os.open(path, flags, 0o600)
         descriptors.add(descriptor)
-    with lock_of(descriptor, path, seconds):
+    with lock_descriptor(descriptor, path, seconds):
         yield
 
 
 @contextlib.contextmanager
-def lock_of(descriptor: int, where: Path, seconds: float = PATIENCE) -> Iterator[None]:
-    """As `locked`, of a descriptor of `forks.lockable`, which is closed afterwards."""
+def lock_descriptor(descriptor: int, where: Path, seconds: float = PATIENCE) -> Iterator[None]:
+    """As `lock_path`, of a descriptor of `forks.open_lockable`, which is closed afterwards."""
     try:
         deadline, pause = time.monotonic() + seconds, 0.0005
-        while not taken(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"{where} has been locked for {seconds:g} s by {holder(descriptor)}: end that"
@@ -75,10 +75,10 @@ def lock_of(descriptor: int, where: Path, seconds: float = PATIENCE) -> Iterator
             # explicitly: a child that was not forked by os.fork holds the descriptor too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
-        forks.unlockable(descriptor)
+        forks.close_lockable(descriptor)
 
 
-def taken(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Lock a descriptor without waiting; return True on success."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,7 +104,7 @@ def _claim(mode: int, folder: int) -> tuple[str, int]:
         name, flags = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}", os.O_RDWR | os.O_CREAT | os.O_EXCL
         descriptor = os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=folder)
         try:
-            if taken(descriptor) and os.fstat(descriptor).st_nlink:
+            if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
                 return name, descriptor
         except BaseException:  # such as a file system without locks
             os.close(descriptor)
@@ -126,7 +126,7 @@ def _sweep(folder: int) -> None:
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
             )
             try:
-                if taken(descriptor):
+                if try_lock(descriptor):
                     os.unlink(name, dir_fd=folder)
             finally:
                 os.close(descriptor)

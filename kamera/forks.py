@@ -26,14 +26,14 @@ _handlers: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakK
 _opening = threading.RLock()
 _descriptors: set[int] = set()
 
-_LONGEST = 5.0  # seconds that a fork waits for threads inside `steady`
+_LONGEST = 5.0  # seconds that a fork waits for threads inside `hold_off_forks`
 _gate = threading.Condition()
 _is_forking = False
 _steady_count = 0
 _thread = threading.local()
 
 
-def bind(owner: Bound, in_child: Callable[[Bound], None]) -> None:
+def call_in_child(owner: Bound, in_child: Callable[[Bound], None]) -> None:
     """Call ``in_child`` with ``owner`` in every child forked from this process, before anything else.
 
     ``in_child`` must not wait for a lock or close a connection. This does not keep ``owner`` alive.
@@ -42,7 +42,7 @@ def bind(owner: Bound, in_child: Callable[[Bound], None]) -> None:
         _handlers[owner] = in_child
 
 
-def refuse(owner: object, *names: str) -> None:
+def make_unusable(owner: object, *names: str) -> None:
     """Replace these attributes of ``owner`` by `Gone`, which raises `ForkedStore` when it is used."""
     for name in names:
         # never finalised: SQLite must not close a connection in a process that did not open it
@@ -62,7 +62,7 @@ class Lock:
         self._guarded = guarded
         self._lock = threading.RLock()
         self._is_lost = False
-        bind(self, Lock._in_child)
+        call_in_child(self, Lock._in_child)
 
     def __enter__(self) -> None:
         if self._is_lost:
@@ -76,7 +76,7 @@ class Lock:
         self._lock.release()
 
     @property
-    def mine(self) -> bool:
+    def is_mine(self) -> bool:
         """True if this thread holds it."""
         return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
 
@@ -160,24 +160,24 @@ class Gone:
 
 
 @contextlib.contextmanager
-def lockable() -> Iterator[set[int]]:
+def open_lockable() -> Iterator[set[int]]:
     """Inside, no thread forks; descriptors that are opened there to be locked are added to the yielded set.
 
-    A forked child closes its copies, and so holds no lock of its parent's. `unlockable` closes one.
+    A forked child closes its copies, and so holds no lock of its parent's. `close_lockable` closes one.
     """
     with _opening:
         yield _descriptors
 
 
-def unlockable(descriptor: int) -> None:
-    """Close a descriptor of `lockable`."""
+def close_lockable(descriptor: int) -> None:
+    """Close a descriptor of `open_lockable`."""
     with _opening:
         _descriptors.discard(descriptor)
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def steady() -> Iterator[None]:
+def hold_off_forks() -> Iterator[None]:
     """Inside, no other thread forks.
 
     For statements and transactions of SQLite: a child forked in the middle of one mistakes its parent's

@@ -152,7 +152,7 @@ class MaskOracle:
 
     def serve(self, scene: Scene, question: torch.Tensor | None = None) -> Served:
         """KV(B|∅) at B's place, prefilled there."""
-        cache = forwards.cache(scene.backbone, [scene.context])
+        cache = forwards.make_cache(scene.backbone, [scene.context])
         start, stop = scene.anchor.length, scene.context_positions.shape[1]
         kv = prefill_hiding(scene.backbone, scene.encoded, scene.positions, cache, start, stop)
         return Served(kv, 0, float(scene.target.num_tokens), 1)

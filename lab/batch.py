@@ -94,7 +94,7 @@ def measured(
     """Tokens per second by arm, and how many answers were others than alone."""
     made = windows(backbone, max(sizes), context)
     alone = [answered([window], tokens)[1][0] for window in made]
-    reason = backbone.steps.serial
+    reason = backbone.steps.why_serial
     arms = [*map(str, sizes), f"{max(sizes)} {APART}"]
     spent: dict[str, list[Clock]] = {arm: [] for arm in arms}
     others = 0

@@ -33,7 +33,7 @@ from kamera.reuse import (
     ContentIndex,
     CutRule,
     Prompt,
-    cut,
+    cut_prompt,
 )
 from lab.agent_traces import Writer
 from lab.line_cuts import line_borders
@@ -71,10 +71,10 @@ def speed() -> list[dict[str, Any]]:
     for name in ("low", "high"):
         rule = RULES[name]
         row(f"{name}: Gear pass", len(prompt), lambda r=rule: candidates(prompt.ids, r.exponent, r.bits))
-        row(f"{name}: cut (Gear, clamp)", len(prompt), lambda r=rule: cut(prompt, r))
+        row(f"{name}: cut (Gear, clamp)", len(prompt), lambda r=rule: cut_prompt(prompt, r))
 
         def cut_and_hash(r: CutRule = rule) -> list[bytes]:
-            cuts = cut(prompt, r)
+            cuts = cut_prompt(prompt, r)
             return [xxh3_128_digest(prompt.slice(a, b)) for a, b in itertools.pairwise(cuts)]
 
         fast = row(f"{name}: cut and xxh3-128", len(prompt), cut_and_hash)
@@ -139,8 +139,8 @@ def resync(draws: int) -> list[dict[str, Any]]:
                     body = source(20_000, draw)
                     inserted = source(int(draw.integers(1, 600)), draw)
                     edited = np.concatenate([inserted, body])
-                    before = cut(Prompt.of(body), rule)
-                    after = {c - len(inserted) for c in cut(Prompt.of(edited), rule)}
+                    before = cut_prompt(Prompt.of(body), rule)
+                    after = {c - len(inserted) for c in cut_prompt(Prompt.of(edited), rule)}
                     apart = [c for c in before if c not in after]
                     distances.append(before[before.index(apart[-1]) + 1] if apart else 0)
                     sizes = np.diff(before)
@@ -179,7 +179,7 @@ def lines(draws: int) -> list[dict[str, Any]]:
     ends = {i for i in range(tokenizer.get_vocab_size()) if tokenizer.decode([i]).endswith("\n")}
     ways: dict[str, Callable[[list[int]], list[int]]] = {
         "line ends": lambda ids: [0, *line_borders(ids, 0, len(ids), ends), len(ids)],
-        "anywhere": lambda ids: cut(Prompt.of(ids), RULES["high"]),
+        "anywhere": lambda ids: cut_prompt(Prompt.of(ids), RULES["high"]),
     }
     rows = []
     for (kind, made), (way, cutter) in itertools.product(texts.items(), ways.items()):

@@ -19,7 +19,7 @@ import typer
 
 from kamera import __version__, testbed
 from kamera.cli.options import File, Form, Quiet
-from kamera.cli.output import Output, finite, listing
+from kamera.cli.output import Output, listing, nan_to_null
 from kamera.engines.hf import HfEngine
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore
@@ -176,7 +176,7 @@ def fidelity(
                 table = step
             else:
                 bar.update(step[0] - bar.n)
-    document = finite(
+    document = nan_to_null(
         {
             "command": f"python -m lab.fidelity --items {items} --rank {rank} --seed {seed}",
             "kamera": __version__,

@@ -19,7 +19,7 @@ from kamera.trust import Guarantee, ReusePolicy
 from kamera.window import Arrange, terms_in_force
 from kamera.window.plan import Planner
 from kamera.window.requests import Newcomer, Request
-from kamera.window.seating import canonical_at
+from kamera.window.seating import canonical_source
 from kamera.window.seats import Seat, Seats, footing
 from kamera.window.steps import Limits, Prefill, Sample, Step, View, cost_of
 
@@ -43,7 +43,7 @@ def assembled(window: KameraWindow, chunks: Sequence[Chunk], max_tokens: int | N
     unique = {chunk.id: chunk for chunk in chunks}
     given = [there.get(name, chunk) for name, chunk in unique.items()]
     stage, state = window._stage, window._state
-    named = window._names().of(Arrange(given))
+    named = window._names().name_request(Arrange(given))
     assert isinstance(named.request, Arrange)
     with stage.former.operation():
         policy = terms_in_force(window).served
@@ -248,9 +248,9 @@ class _OrderWalk:
             patches=True,
             steps=list(line.steps),
         )
-        home = canonical_at(self.view.limits, item.chunk_id).home
+        home = canonical_source(self.view.limits, item.chunk_id).home
         try:
-            seat = planner.anew(item, line.seats, home)
+            seat = planner.place_anew(item, line.seats, home)
         except PolicyRefused:
             return None
         cost, order = cost_of(planner.steps), (*line.order, i)

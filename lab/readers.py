@@ -104,7 +104,9 @@ def _log_answers(backbone: HfEngine, reading: Reading, kv: KV) -> torch.Tensor:
     out = backbone.model(
         input_ids=ids.to(backbone.model.device),
         position_ids=places.to(backbone.model.device),
-        past_key_values=model_cache.spread(forwards.cache(backbone, [reading.context, live]), ids.shape[0]),
+        past_key_values=model_cache.share_rows(
+            forwards.make_cache(backbone, [reading.context, live]), ids.shape[0]
+        ),
         use_cache=True,
         logits_to_keep=1,
     )

@@ -20,7 +20,7 @@ from kamera.content import Encoded
 from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import decoder_arguments, with_batch
-from kamera.engines.hf.sample import refuse_undivided, row_masks, take
+from kamera.engines.hf.sample import encoding_rows, refuse_undivided, row_masks
 from kamera.ops import KV, LayerKV, Layout, kv_concat, kv_tokens
 from lab.hooks import on_entry
 
@@ -152,9 +152,9 @@ def recompute(
         return torch.searchsorted(rows, alive)
 
     cache = OverwritingCache(
-        forwards.cache(backbone, [kv_concat([context, held])]), backbone.layout, before + rows, choose
+        forwards.make_cache(backbone, [kv_concat([context, held])]), backbone.layout, before + rows, choose
     )
-    arguments = decoder_arguments(take(encoded, rows), backbone.model.device) | {
+    arguments = decoder_arguments(encoding_rows(encoded, rows), backbone.model.device) | {
         "position_ids": with_batch(positions[:, rows]).to(backbone.model.device),
         "past_key_values": cache,
         "use_cache": True,
@@ -175,7 +175,7 @@ def hidden_states(
         caught.append((args[0] if args else kwargs["hidden_states"])[0].clone())
 
     with on_entry(backbone.decoder.layers[layer], watch):
-        forwards.run(backbone, encoded, positions, forwards.cache(backbone, [context]))
+        forwards.run(backbone, encoded, positions, forwards.make_cache(backbone, [context]))
     return caught[0]
 
 

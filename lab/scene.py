@@ -279,7 +279,7 @@ class Scene:
                 batch = alike[start : start + rows]
                 ids = torch.stack([questions[i] for i in batch])
                 out = forwards.forward_batch(
-                    self.backbone, ids, positions, forwards.cache(self.backbone, [whole])
+                    self.backbone, ids, positions, forwards.make_cache(self.backbone, [whole])
                 )
                 for i, row in zip(batch, out, strict=True):
                     answers[i] = row[-1]
@@ -328,7 +328,7 @@ class _Shared:
     def canonical(self, chunk: Chunk) -> _Canonical:
         if chunk.id not in self._canonical:
             (positions,) = self.places([chunk])
-            cache = forwards.cache(self.backbone, [self.anchor.kv])
+            cache = forwards.make_cache(self.backbone, [self.anchor.kv])
             kv, _ = forwards.run(self.backbone, self.encoded(chunk), positions, cache)
             self._canonical[chunk.id] = _Canonical(kv_copy(kv), positions)
         return self._canonical[chunk.id]
@@ -336,7 +336,7 @@ class _Shared:
     def trunk(self, antecedents: Sequence[Chunk]) -> list[_Step]:
         """Anchor and antecedents, each prefilled behind all before it; common prefixes run once."""
         if not self._trunk:
-            self._trunk = [_Step("", self.anchor.kv, forwards.cache(self.backbone, [self.anchor.kv]))]
+            self._trunk = [_Step("", self.anchor.kv, forwards.make_cache(self.backbone, [self.anchor.kv]))]
         same = 0
         for chunk, step in zip(antecedents, self._trunk[1:], strict=False):
             if chunk.id != step.name:
@@ -354,4 +354,4 @@ class _Shared:
 
 def _shared(backbone: HfEngine, cache: ModelCache) -> ModelCache:
     """A cache over the same tensors: appending to it does not change ``cache``."""
-    return forwards.cache(backbone, [read(cache, backbone.layout, backbone.groups)])
+    return forwards.make_cache(backbone, [read(cache, backbone.layout, backbone.groups)])

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kamera.serve import Front, bound, server_of
+from kamera.serve import Front, bind_socket, server_of
 
 
 @contextmanager
 def listening(front: Front) -> Iterator[str]:
     """The address of a server of ``front``, on a free port; it ends with the context."""
-    sock = bound("127.0.0.1", 0)
+    sock = bind_socket("127.0.0.1", 0)
     server = server_of(front, sock)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()

@@ -30,7 +30,7 @@ from kamera.ops.compress import (
     pool_gains,
 )
 from kamera.ops.factoring import energies, kept_energy, residuals, stacks
-from kamera.ops.spectrum import strongest
+from kamera.ops.spectrum import strongest_directions
 
 # No direction is quite unread: other prompts may read what the measured ones did not. Shares of the
 # channel's own mean, and of the mean over all channels.
@@ -153,7 +153,7 @@ def _candidates(
     """Candidates of a stack of channels ``x`` in every width; factored once for all widths."""
     pairs = list(zip(metrics, x, strict=True))
     seen = torch.stack([d.to(torch.float64) if m is None else m.apply(d) for m, d in pairs])
-    best = strongest(seen, kept)
+    best = strongest_directions(seen, kept)
     right = torch.stack(
         [r if m is None else m.undo(r.mT).mT for m, r in zip(metrics, best.right, strict=True)]
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kamera import files
-from kamera.files import ASIDE, locked, published
+from kamera.files import ASIDE, lock_path, publish_file
 from tests.killing import die, in_child
 
 
@@ -19,29 +19,29 @@ def names(folder: Path) -> list[str]:
 
 def test_a_file_is_the_old_one_until_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    with published(path) as file:
+    with publish_file(path) as file:
         file.write(b"old")
-    with pytest.raises(KeyError), published(path) as file:
+    with pytest.raises(KeyError), publish_file(path) as file:
         file.write(b"half")
         assert path.read_bytes() == b"old"
         raise KeyError
     assert (path.read_bytes(), names(tmp_path)) == (b"old", ["a"])
-    with published(path, 0o640) as file:
+    with publish_file(path, 0o640) as file:
         file.write(b"new")
     assert (path.read_bytes(), names(tmp_path), path.stat().st_mode & 0o7777) == (b"new", ["a"], 0o640)
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_and_what_is_being_written_stays(tmp_path: Path) -> None:
     def dies(tell: object) -> None:
-        with published(tmp_path / "a") as file:
+        with publish_file(tmp_path / "a") as file:
             file.write(b"half")
             die()
 
     assert in_child(dies).killed
     assert [name.startswith(ASIDE) for name in names(tmp_path)] == [True]
-    with published(tmp_path / "b") as one:
+    with publish_file(tmp_path / "b") as one:
         one.write(b"1")
-        with published(tmp_path / "c") as other:
+        with publish_file(tmp_path / "c") as other:
             other.write(b"2")
         assert len(names(tmp_path)) == 2, "the dead one's is gone, that of b is not"
     assert names(tmp_path) == ["b", "c"]
@@ -51,7 +51,7 @@ def test_a_file_that_is_swept_before_it_is_locked_is_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[int] = []
-    really = files.taken
+    really = files.try_lock
 
     def after_another(descriptor: int) -> bool:
         if not swept:
@@ -60,7 +60,7 @@ def test_a_file_that_is_swept_before_it_is_locked_is_begun_anew(
         return really(descriptor)
 
     monkeypatch.setattr(files, "taken", after_another)
-    with published(tmp_path / "a") as file:
+    with publish_file(tmp_path / "a") as file:
         file.write(b"whole")
         assert len(names(tmp_path)) == 2, "the other has yet to remove the first one"
     os.close(swept[0])
@@ -76,7 +76,7 @@ def test_where_nothing_can_be_locked_no_file_and_no_descriptor_stays(
     monkeypatch.setattr(files, "taken", unsupported)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with pytest.raises(OSError, match="no locks"), published(tmp_path / "a"):
+        with pytest.raises(OSError, match="no locks"), publish_file(tmp_path / "a"):
             pass
     assert names(tmp_path) == [] and len(os.listdir("/proc/self/fd")) == before
 
@@ -84,7 +84,7 @@ def test_where_nothing_can_be_locked_no_file_and_no_descriptor_stays(
 def test_a_lock_has_one_holder_and_names_it(tmp_path: Path) -> None:
     for path, flags in ((tmp_path, os.O_RDONLY), (tmp_path / "lock", os.O_RDWR | os.O_CREAT)):
         says = f"{path.name} has been locked.*{os.getpid()}"
-        with locked(path, flags=flags), pytest.raises(TimeoutError, match=says):
-            locked(path, 0.01, flags).__enter__()
-        with locked(path, 0.01, flags):
+        with lock_path(path, flags=flags), pytest.raises(TimeoutError, match=says):
+            lock_path(path, 0.01, flags).__enter__()
+        with lock_path(path, 0.01, flags):
             pass

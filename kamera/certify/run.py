@@ -73,7 +73,7 @@ def certify(
                 bar.update(count)
         if poll.done:
             break
-    findings, wrong = poll.findings_of()
+    findings, wrong = poll.judge_all()
     return Certificate(
         model=model or type(engine.model).__name__,
         grounds=grounds_of(engine, policy.budget),
@@ -140,7 +140,7 @@ class _Poll:
             self.chances[guarantee] += [1.0 / len(query.options) for query in wanted]
             yield len(wanted)
 
-    def findings_of(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
+    def judge_all(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
         """The findings by guarantee, and by sabotage."""
         chance = {guarantee: sum(found) / len(found) for guarantee, found in self.chances.items()}
         wrong = {

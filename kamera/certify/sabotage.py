@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kamera.ops import KV, Channel, LayerLayout, Layout, LowRank, Patch, floats, kv_map, turn_factors
+from kamera.ops import KV, Channel, LayerLayout, Layout, LowRank, Patch, floats, kv_map, rotate_factors
 from kamera.ops.kernels import serve
 
 SCALE = 0.8
@@ -121,7 +121,7 @@ def _wrong_patch(of: Material, kind: str) -> Patch:
 def _wrong_factors(of: Material, channel: Channel, low: LowRank, kind: str) -> LowRank | None:
     """The factors of one channel of a layer; None for none."""
     if kind == "patch not turned":  # so that the turn of the sum leaves the patch as it is stored
-        return turn_factors(low, channel, [-way for way in of.offset])
+        return rotate_factors(low, channel, [-way for way in of.offset])
     if kind == "patch scaled":
         return LowRank(floats(low.left) * SCALE, floats(low.right))
     return low if (channel.rope is None) == (kind == "K not patched") else None

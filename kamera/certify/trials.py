@@ -118,7 +118,7 @@ class Trials:
             if window.slots[-1].guarantee != "sampled":  # refused: then the most that a sample may run
                 window = self._sample(replace(self.policy, share=MOST, max_error=1.0))
         elif guarantee == "near":
-            assert self.stale  # forms the patches behind the other antecedents
+            assert self.stale_patches  # forms the patches behind the other antecedents
             near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
             window = self._window(self.elsewhere, after, near)
         else:
@@ -164,7 +164,7 @@ class Trials:
         return Truth(spans, _live_kv(self._exact_window), self.backbone.layout, self.policy.budget)
 
     @cached_property
-    def stale(self) -> dict[str, Patch]:
+    def stale_patches(self) -> dict[str, Patch]:
         """The chunks' patches formed behind another first chunk, by chunk."""
         other = self._window(self.elsewhere, TRIALS["near"][0])
         found = {}
@@ -181,7 +181,7 @@ class Trials:
         patched = [(slot.chunk_id, span, span.patch) for slot, span in placed if span.patch is not None]
         shown = [spans[0].kv]
         for n, (chunk_id, span, patch) in enumerate(patched):
-            another, stale = patched[n - 1][2], self.stale[chunk_id]
+            another, stale = patched[n - 1][2], self.stale_patches[chunk_id]
             of = Material(span.kv, patch, layout, span.offset, another, stale, seed=n)
             shown.append(of.under(SABOTAGES[name]).served_kv())
         return shown

@@ -14,9 +14,9 @@ from kamera.certify import ITEMS, TRIALS
 from kamera.certify import certify as probed
 from kamera.cli.command import command
 from kamera.cli.options import Form, Loading, Model, PatchBytes, Quiet
-from kamera.cli.output import Output, facts, listing
+from kamera.cli.output import Output, facts_table, listing
 from kamera.trust import Certificate, Estimate, Finding, ReusePolicy
-from kamera.window.certified import home
+from kamera.window.certified import certificate_home
 
 Scenes = Literal["pages", "world"]
 """Scenes of the probe: pages of English for models that read, the synthetic world for the shipped one."""
@@ -50,7 +50,7 @@ def certify(
     wrong on purpose get the same questions and must be found unsafe. Exit code 0: patched KV is safe. 1: it
     is not, or the probe cannot tell. The certificate is written in every case; windows serve what is safe.
     """
-    folder = home() if output is None else output
+    folder = certificate_home() if output is None else output
     if folder is None:  # checked before the model is loaded
         raise ValueError("this user has no home for a certificate: give --output, or set KAMERA_CERTIFICATES")
     out = Output(format, None, quiet)
@@ -73,7 +73,7 @@ def certify(
 
 
 def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
-    yield facts(certificate.model, _facts(certificate, path))
+    yield facts_table(certificate.model, _facts(certificate, path))
     groups: dict[str, Mapping[Any, Finding]] = {
         "served": certificate.findings,
         "wrong on purpose": certificate.sabotages,

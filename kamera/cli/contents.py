@@ -17,7 +17,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.keys import PATCH_KINDS, is_key, whole_id
 from kamera.store.sources import BytesSource, FileSource
-from kamera.window.file import WINDOW, well_formed
+from kamera.window.file import WINDOW, refuse_malformed
 
 Document = dict[str, Any]
 
@@ -92,7 +92,7 @@ def _damage_of(path: str, size: int, error: object) -> Document:
     return {"path": path, "bytes": size, "intact": False, "error": str(error)}
 
 
-def relate(objects: list[Document], store: Path | None, codec: Codec | None = None) -> None:
+def add_relative_sizes(objects: list[Document], store: Path | None, codec: Codec | None = None) -> None:
     """Add the size of each intact patch relative to its chunk's KV, if the canonical is available.
 
     ``codec`` names the objects (None: the plain one).
@@ -115,7 +115,7 @@ def relate(objects: list[Document], store: Path | None, codec: Codec | None = No
 def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
     header, tensors, _ = WINDOW.read(directory)
-    with well_formed(directory / WINDOW.name):
+    with refuse_malformed(directory / WINDOW.name):
         chunks = []
         for i, (seat, chunk) in enumerate(zip(header["seats"]["seats"], header["chunks"], strict=True)):
             sources = {"copy": seat["source"], "clean": seat["clean"]}

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kamera.cli.command import command
 from kamera.cli.options import Loading, Model
-from kamera.cli.output import Output, facts, finite, listing
+from kamera.cli.output import Output, facts_table, listing, nan_to_null
 from kamera.engines.hf import (
     HfEngine,
     OperatorProof,
@@ -49,7 +49,7 @@ def doctor(
         document = {"model": model, "supported": False, "reason": str(error)}
         out.write(document, [f"{model}: refused", f"  {error}"])
         raise typer.Exit(1) from None
-    proofs = dict(out.over(_prove(backbone), len(_claims(backbone)) + 3, "proof"))
+    proofs = dict(out.track(_prove(backbone), len(_claims(backbone)) + 3, "proof"))
     failed_claim = next((claim for claim, proof in proofs.items() if not proof.holds), None)
     reason = None
     if failed_claim is not None:
@@ -65,7 +65,8 @@ def doctor(
         "backbone": asdict(describe(backbone)),
         **_reading(backbone, system),
         "proofs": [
-            finite({"claim": claim, **asdict(proof), "holds": proof.holds}) for claim, proof in proofs.items()
+            nan_to_null({"claim": claim, **asdict(proof), "holds": proof.holds})
+            for claim, proof in proofs.items()
         ],
         "certificate": _certificate(backbone),
         "notes": _notes(backbone),
@@ -147,7 +148,7 @@ def _notes(backbone: HfEngine) -> list[str]:
 def _tables(document: dict[str, Any]) -> Iterator[Table | str]:
     model, processor = document["backbone"], document["processor"]
     limit = model["position_limit"]
-    yield facts(
+    yield facts_table(
         document["model"],
         [
             ("class", f"{model['model_class']} ({model['model_type']})"),

@@ -10,7 +10,7 @@ import typer
 
 from kamera.cli.command import command
 from kamera.cli.options import ArmModules, Loading, ModelOption
-from kamera.cli.output import Output, finite
+from kamera.cli.output import Output, nan_to_null
 
 if TYPE_CHECKING:
     from kamera.eval.tasks.report import Results
@@ -118,7 +118,7 @@ def _write(writer: Output, results: Results, out: Path, about: dict[str, Any]) -
         writer.note(str(problem))
     for wrong, right in results.unseen:
         writer.note(f"cannot tell: {wrong} is not below {right} here; ask more items")
-    document = finite({**about, **results.document()})
+    document = nan_to_null({**about, **results.document()})
     writer.write(document, [*tables(results), f"predictions and items: {out}"])
     if not results.items:
         writer.note("no item was answered under every arm")

@@ -67,7 +67,7 @@ def inspect(
         parts = _store_tables(document)
     elif path.is_file():
         document = contents.read_object(path)
-        contents.relate([document], path.parents[1] if path.parent.name == "objects" else None)
+        contents.add_relative_sizes([document], path.parents[1] if path.parent.name == "objects" else None)
         parts = _object_tables(document)
     elif (path / MARKER).is_file():
         document = _store(path, of, limit, out)
@@ -87,8 +87,8 @@ def inspect(
 
 def _store(path: Path, of: str | None, limit: int | None, out: Output) -> dict[str, Any]:
     files = contents.object_files(path) if of is None else contents.files_of(path, of)
-    objects = [contents.read_object(file) for file in out.over(files[:limit], len(files[:limit]), "object")]
-    contents.relate(objects, path)
+    objects = [contents.read_object(file) for file in out.track(files[:limit], len(files[:limit]), "object")]
+    contents.add_relative_sizes(objects, path)
     return _document(str(path), len(files), objects, len(list((path / "quarantine").glob("*"))))
 
 
@@ -98,12 +98,12 @@ def _remote(place: StorePlace, of: str | None, limit: int | None, out: Output) -
     with place.open_answering() as store:
         raw = StoreAdmin(store).objects
         names = raw.names() if of is None else keys_of(store, [of])
-        for name in out.over(names[:limit], len(names[:limit]), "object"):
+        for name in out.track(names[:limit], len(names[:limit]), "object"):
             data = raw.load(name)
             if data is not None:  # else it was deleted after the listing
                 objects.append(contents.describe(data, name, f"{store.url} {name}", raw.codec))
         copies = len(StoreAdmin(store).quarantine.copies())
-    contents.relate(objects, None, raw.codec)
+    contents.add_relative_sizes(objects, None, raw.codec)
     return _document(store.url, len(names), objects, copies)
 
 

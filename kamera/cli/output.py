@@ -95,7 +95,7 @@ class Output:
             return tqdm(total=total, unit=unit, file=sys.stderr, disable=self.quiet)
         return _Lines(total=total, unit=unit, file=sys.stderr, mininterval=LINE_SECONDS, leave=False)
 
-    def over(self, items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
+    def track(self, items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
         """The items, of which a progress bar tells how many of ``total`` are done."""
         with self.progress(total, unit) as bar:
             for item in items:
@@ -107,7 +107,7 @@ class Output:
         self.write(document, tables(document, columns))
 
     @contextmanager
-    def counting(self, unit: str) -> Iterator[Callable[[int, int], None]]:
+    def progress_callback(self, unit: str) -> Iterator[Callable[[int, int], None]]:
         """A progress bar as a function of the number done and the total."""
         with self.progress(None, unit) as bar:
 
@@ -125,7 +125,7 @@ class Output:
             self.note(f"wrote {self.output}")
 
 
-def facts(title: str, rows: Iterable[tuple[str, object]]) -> Table:
+def facts_table(title: str, rows: Iterable[tuple[str, object]]) -> Table:
     """A two-column table of names and values."""
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -154,7 +154,7 @@ def tables(document: Mapping[str, Any], columns: Columns = MappingProxyType({}))
         else:
             whole = value is None or isinstance(value, str)
             rows.append((label, value or "none" if whole else cell(name, value)))
-    yield facts("", rows)
+    yield facts_table("", rows)
     for name, items in lists.items():
         label = name.replace("_", " ")
         if items and all(isinstance(item, Mapping) for item in items):
@@ -173,7 +173,7 @@ def cell(name: str, value: Any) -> Any:
     if name in _MOMENTS and isinstance(value, float):
         return datetime.fromtimestamp(value, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     if "bytes" in name and isinstance(value, int):
-        return size(value)
+        return format_size(value)
     if isinstance(value, str) and _DIGEST.fullmatch(value):
         return value[:12]
     if isinstance(value, list | tuple):
@@ -213,16 +213,16 @@ def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     return table
 
 
-def finite(value: Any) -> Any:
+def nan_to_null(value: Any) -> Any:
     """The value with null for nan, which JSON lacks (no gap to close, no flip to recover)."""
     if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
+        return {k: nan_to_null(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
+        return [nan_to_null(v) for v in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes for people: ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:

@@ -12,7 +12,7 @@ from kamera.cli.command import command
 from kamera.cli.options import Owner
 from kamera.cli.output import Output
 from kamera.cli.place import StorePlace, store_url
-from kamera.compile.mine import mine, plan_text
+from kamera.compile.mine import plan_text, recurring_windows
 
 
 @command
@@ -50,6 +50,6 @@ def plan_from_trace(
     if store is not None:
         with StorePlace(store, owner).open_answering() as chunk_store:
             chunks = {row.chunk_id for row in chunk_store.ls("canonical")}
-    windows = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
+    windows = recurring_windows(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
     plan.write_text(plan_text(windows, system), encoding="utf-8")
     out.show({"trace": str(trace), "plan": str(plan), "windows": [asdict(window) for window in windows]})

@@ -68,7 +68,7 @@ def serve(
     if engine is not None and store is None:
         raise ValueError(f"--engine {engine} has a store of its own: give it as --store")
     peer = None if engine is None else over_http(engine)
-    listener = serving.bound(host, port)
+    listener = serving.bind_socket(host, port)
     backbone = loading.load(model, show_progress=not quiet) if peer is None else loading.open_served(model)
     reuse: ReusePolicy = getattr(ReusePolicy, policy)()
     reuse = reuse if peer is None else replace(reuse, certified=False, tolerance=None)  # none is of an engine

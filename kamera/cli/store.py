@@ -55,7 +55,7 @@ def verify(target: StoreArgument) -> None:
 
     Exit code 1 if an object was damaged or cannot be read.
     """
-    with target.open() as store, target.out.counting("object") as progress:
+    with target.open() as store, target.out.progress_callback("object") as progress:
         report = StoreAdmin(store).verify(progress=progress)
     target.out.show({"store": store.url, **asdict(report)})
     if report.quarantined or report.refused:

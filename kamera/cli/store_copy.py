@@ -33,7 +33,7 @@ def export(
     certificates: Certificates = True,
 ) -> None:
     """Copy a store's objects into a plain store in a directory. Exit code 1 if some could not be read."""
-    with target.open() as store, target.out.counting("object") as progress:
+    with target.open() as store, target.out.progress_callback("object") as progress:
         report = StoreAdmin(store).copy(directory, chunk, certificates=certificates, progress=progress)
     _show(target.out, report, path=str(directory))
 
@@ -48,7 +48,7 @@ def import_store(
 ) -> None:
     """Copy a plain store into another one, created if missing. Exit code 1 if some of it was refused."""
     with ChunkStore.open(directory, read_only=True) as source, target.open(make=True) as store:
-        with target.out.counting("object") as progress:
+        with target.out.progress_callback("object") as progress:
             report = StoreAdmin(source).copy(store, certificates=certificates, progress=progress)
         _show(target.out, report, path=str(directory), unsaved=len(store.flush(FLUSH_SECONDS).unsaved))
 
@@ -71,7 +71,7 @@ def convert(
     """
     other = replace(source, store=target, cache=None)
     with source.open() as store, other.open(make=True) as target_store:
-        with source.out.counting("object") as progress:
+        with source.out.progress_callback("object") as progress:
             report = StoreAdmin(store).copy(target_store, kv=kv, progress=progress)
         unsaved = len(target_store.flush(FLUSH_SECONDS).unsaved)
         _show(source.out, report, store=store.url, target=target_store.url, kv=kv, unsaved=unsaved)

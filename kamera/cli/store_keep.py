@@ -28,7 +28,7 @@ def gc(
 
     Patches without their canonical are always removed. Exit code 1 if the pinned objects alone are too large.
     """
-    with target.open() as store, target.out.counting("object") as progress:
+    with target.open() as store, target.out.progress_callback("object") as progress:
         report = StoreAdmin(store).gc(
             max_bytes,
             every_tenant=every_tenant,

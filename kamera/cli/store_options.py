@@ -44,7 +44,8 @@ Older = Annotated[
     ),
 ]
 MaxBytes = Annotated[
-    int | None, typer.Option(metavar="SIZE", parser=size, help="Most bytes of all objects, e.g. 20GiB.")
+    int | None,
+    typer.Option(metavar="SIZE", parser=size, help="Most bytes of all objects, e.g. 20GiB."),
 ]
 
 

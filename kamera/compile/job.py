@@ -98,7 +98,7 @@ class CompileJob:
                         progress.enter(system, source, prompt.locate(source))
                 yield Step("canonicals", len(sources[i : i + _CHUNKS]))
             branches = progress.branches(system)
-            yield Step("patches", progress.cut_off(system))
+            yield Step("patches", progress.count_cut_off(system))
             for branch in branches:
                 with self._count(prompt):
                     prompt.grow(branch)
@@ -137,7 +137,7 @@ class CompileJob:
     def _count(self, prompt: PromptObjects) -> Iterator[None]:
         """Count the work of the block, and check that its objects are stored."""
         refusals, size = prompt.refusals, prompt.bytes
-        with self._account.now(self.backbone), self.backbone.measure() as work:
+        with self._account.count_now(self.backbone), self.backbone.measure() as work:
             yield
             outcome = self.store.flush(FLUSH_SECONDS)
         if keys := (*outcome.unsaved, *outcome.dropped):

@@ -29,7 +29,7 @@ class Recurrence:
     forming_tokens: int
 
 
-def mine(
+def recurring_windows(
     path: str | FilePath,
     *,
     anchor: str | None = None,
@@ -52,7 +52,7 @@ def mine(
             raise ValueError(f"{name} {value} must be at least 1")
     length: dict[str, int] = {}
     arrivals: Counter[Path] = Counter()
-    for event in operations(path, anchor):
+    for event in read_operations(path, anchor):
         slots = event.report.slots
         ids = [slot.chunk_id for slot in slots]
         chunks = tuple(ids if stored is None else takewhile(stored.__contains__, ids))
@@ -97,8 +97,8 @@ def _choose(
     return out
 
 
-def operations(path: str | FilePath, anchor: str | None) -> list[Event]:
-    """The operations of a trace under one system prompt. ``anchor`` and errors as in `mine`."""
+def read_operations(path: str | FilePath, anchor: str | None) -> list[Event]:
+    """The operations of a trace under one system prompt. ``anchor`` and errors as in `recurring_windows`."""
     events = list(read_trace(path))
     counts = Counter(event.anchor for event in events)
     anchors = [a for a in counts if a.startswith(anchor or "")]

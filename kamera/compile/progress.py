@@ -87,7 +87,7 @@ class Progress:
             for previous, path in zip([(), *walk], walk, strict=False)
         ]
 
-    def cut_off(self, system: System) -> int:
+    def count_cut_off(self, system: System) -> int:
         """Number of positions outside every branch, because their chunk or one before it is unavailable."""
         return sum(len(w.chunks) - len(self._path(w)) for w in self.windows if w.system == system)
 

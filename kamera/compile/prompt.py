@@ -28,9 +28,9 @@ from kamera.patches import (
     Line,
     form_orbit,
     harvest,
-    how_many,
-    pay,
+    ordering_count,
     prefill_anchor,
+    put_owed,
     stored_patch,
 )
 from kamera.store import ChunkStore, Context, ObjectInfo
@@ -93,7 +93,7 @@ class PromptObjects:
             chunk = self._build(source)
             if self.has_canonical(chunk.id):
                 return Location(chunk.id, chunk.num_tokens)
-            pay(self.former.canonical_and_owed(self._encode(chunk))[1])
+            put_owed(self.former.canonical_and_records(self._encode(chunk))[1])
             self._count(chunk.id)
             return Location(chunk.id, chunk.num_tokens, formed=True)
         except (StoreError, StoreVersionError):
@@ -235,4 +235,6 @@ class PromptObjects:
         patch = stored_patch(row, budget, row.tokens or budget.rank, proving=is_proving)
         if patch is None or not patch.serves or patch.formed != "exact":
             return False
-        return not orbit or (row.orderings or 0) >= how_many(len(row.antecedents), self.settings.samples)
+        return not orbit or (row.orderings or 0) >= ordering_count(
+            len(row.antecedents), self.settings.samples
+        )

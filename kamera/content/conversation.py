@@ -61,7 +61,7 @@ class Conversations:
     def media(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """Tokens, pixels and digest of a picture or video item of a message."""
         with self._lock:
-            return self._media.of(item)
+            return self._media.process_item(item)
 
     def whole(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
@@ -75,7 +75,7 @@ class Conversations:
         text = self._template.render(messages, tools=tools, generation=True)
         if not items:
             return {"input_ids": torch.tensor([self._template.tokenize(text)], dtype=torch.int64)}
-        return self._media.together(text, items)
+        return self._media.process_prompt(text, items)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of text inside a message."""
@@ -278,7 +278,7 @@ class Conversations:
         if mixture in self._mixtures:
             return
         text = self._template.render(messages, tools=tools, generation=True)
-        whole = self._media.together(text, media_items(messages))
+        whole = self._media.process_prompt(text, media_items(messages))
         if whole["input_ids"][0].tolist() != ids:
             raise NotSegmentable(
                 f"{type(self._template.processor).__name__} makes other tokens of {len(media)} pictures and "

@@ -129,7 +129,7 @@ class Fields:
         """An entry if it is a text; another stays to be read."""
         return self.take(name, str) if isinstance(self._entries.get(name), str) else None
 
-    def inner(self, name: str, *, absent: bool = False) -> Fields:
+    def take_object(self, name: str, *, absent: bool = False) -> Fields:
         """An entry that is an object; with ``absent`` an empty one stands for none."""
         return Fields(self._entries.pop(name, {} if absent else None), self.place(name))
 
@@ -138,7 +138,7 @@ class Fields:
         entries: list[Any] = self.need(name, list) if needed else self.take(name, list, [])
         return [Fields(one, f"{self.place(name)}[{i}]") for i, one in enumerate(entries)]
 
-    def only(self, **allowed: Any) -> None:
+    def accept_only(self, **allowed: Any) -> None:
         """Take entries that may be absent or say what is done anyway: one value, or one of a tuple."""
         for name, values in allowed.items():
             value = self._entries.pop(name, None)

@@ -47,13 +47,13 @@ def chat_message(message: Fields) -> dict[str, Any]:
     if role == "tool":
         out["tool_call_id"] = message.need("tool_call_id", str)
     for one in calls:
-        one.only(type="function")
-        function = one.inner("function")
+        one.accept_only(type="function")
+        function = one.take_object("function")
         out.setdefault("tool_calls", []).append(_call(function, "arguments", one.need("id", str)))
         function.finish()
         one.finish()
     if role == "assistant":
-        message.only(annotations=[], refusal="")
+        message.accept_only(annotations=[], refusal="")
     message.finish()
     return out
 
@@ -63,7 +63,7 @@ def response_items(items: list[Fields]) -> Messages:
     messages: Messages = []
     for item in items:
         kind = item.take("type", str, "message")
-        item.only(status="completed")
+        item.accept_only(status="completed")
         if kind == "message":
             role = item.need("role", str)
             if role not in _CHAT or role == "tool":
@@ -120,8 +120,8 @@ def content_of(message: Fields, name: str = "content", *, pictures: bool) -> str
 
 def chat_tool(tool: Fields) -> dict[str, Any]:
     """A function that the model may call, in the form of OpenAI's chat."""
-    tool.only(type="function")
-    out = tool_of(tool.inner("function"), "parameters")
+    tool.accept_only(type="function")
+    out = tool_of(tool.take_object("function"), "parameters")
     tool.finish()
     return out
 
@@ -135,7 +135,7 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     strict = function.take("strict", bool) or None
     if strict:
         _check_schema(schema or {}, function.place(parameters))
-    function.only(type=("function", "custom"))
+    function.accept_only(type=("function", "custom"))
     _end(function)
     entries = {"name": name, "description": description, "parameters": schema, "strict": strict}
     return {"type": "function", "function": {k: v for k, v in entries.items() if v is not None}}
@@ -158,11 +158,11 @@ def hint_of(body: Fields) -> str:
 def anthropic_tools(body: Fields) -> tuple[dict[str, Any], ...]:
     """The tools of a request of Anthropic's; none under ``tool_choice`` "none"."""
     tools = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
-    choice = body.inner("tool_choice", absent=True)
+    choice = body.take_object("tool_choice", absent=True)
     kind = choice.take("type", str, "auto")
     if kind not in ("auto", "none"):
         raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
-    choice.only(disable_parallel_tool_use=False)
+    choice.accept_only(disable_parallel_tool_use=False)
     choice.finish()
     return () if kind == "none" else tools
 
@@ -197,7 +197,7 @@ def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:
     return isinstance(arguments, dict) and all(verdicts)
 
 
-def likely(
+def logprob_items(
     noted: Sequence[tuple[int, float, Sequence[tuple[int, float]]]], text: str, conversations: Conversations
 ) -> list[dict[str, Any]]:
     """OpenAI's entries of an answer's tokens, as far as they make ``text``.
@@ -246,14 +246,14 @@ def _join(items: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 def _part(part: Fields, kind: str, pictures: bool) -> dict[str, Any]:
     if kind in _TEXTS:
         item = {"type": "text", "text": part.take("text", str, "")}
-        part.only(annotations=[], logprobs=[], citations=[])
+        part.accept_only(annotations=[], logprobs=[], citations=[])
     elif pictures and kind == "image_url":
-        item = _from_url(part.inner("image_url"), "url")
+        item = _from_url(part.take_object("image_url"), "url")
     elif pictures and kind == "input_image":
         item = _from_url(part, "image_url")
     elif pictures and kind == "image":
-        source = part.inner("source")
-        source.only(type="base64", media_type=tuple(f"image/{name.lower()}" for name in FORMATS))
+        source = part.take_object("source")
+        source.accept_only(type="base64", media_type=tuple(f"image/{name.lower()}" for name in FORMATS))
         item = _picture(source.need("data", str), source.place("data"))
         source.finish()
     else:
@@ -264,15 +264,15 @@ def _part(part: Fields, kind: str, pictures: bool) -> dict[str, Any]:
 
 def _end(part: Fields) -> None:
     """End a part; it may say that it be cached, as all is."""
-    mark = part.inner("cache_control", absent=True)
-    mark.only(type="ephemeral", ttl=("5m", "1h"))
+    mark = part.take_object("cache_control", absent=True)
+    mark.accept_only(type="ephemeral", ttl=("5m", "1h"))
     mark.finish()
     part.finish()
 
 
 def _from_url(holder: Fields, name: str) -> dict[str, Any]:
     url, at = holder.need(name, str), holder.place(name)
-    holder.only(detail=("auto", "high"))
+    holder.accept_only(detail=("auto", "high"))
     holder.finish()
     head, comma, body = url.partition(",")
     if head[:5].lower() != "data:" or not comma or not head.lower().endswith(";base64"):

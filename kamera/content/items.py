@@ -123,7 +123,7 @@ def media_item(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {**rest, "type": kind, kind: source.get("url") if isinstance(source, Mapping) else source}
 
 
-def no_item(item: Any) -> str:
+def no_item_message(item: Any) -> str:
     """The message for a value that is no chat item."""
     return (
         f"content item {quote(item)} is none of text, image, video: give "
@@ -163,5 +163,5 @@ def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
 def _check(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = kind_of(item)
     if kind is None:
-        raise UnreadableMedia(no_item(item))
+        raise UnreadableMedia(no_item_message(item))
     return {"type": "text", "text": item["text"]} if kind == "text" else media_item(item, kind)

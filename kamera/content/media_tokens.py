@@ -45,7 +45,7 @@ class MediaTokens:
         self._template = template
         self._media: OrderedDict[str, ProcessedMedia] = OrderedDict()
 
-    def of(self, item: Mapping[str, Any]) -> ProcessedMedia:
+    def process_item(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """The media of an item of `media_items`. Raises UnreadableMedia, ModalityNotSupported."""
         kind, processor = str(item["type"]), self._template.processor
         pixels: Any = load_media(item, processor)
@@ -59,7 +59,7 @@ class MediaTokens:
         check_sizes(processor, [{"type": kind, kind: pixels, "sized": sized}], self._media[name].inputs)
         return self._media[name]
 
-    def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    def process_prompt(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Model inputs of a whole prompt with all its media, in one call of the processor."""
         media = [load_media(item, self._template.processor) for item in items]
         images = [one for one in media if isinstance(one, Image.Image)]

@@ -67,7 +67,7 @@ class PlainText:
             )
         return ids
 
-    def stand_in(self, written: str) -> str:
+    def unused_special_token(self, written: str) -> str:
         """A special token that ``written`` does not use. Raises UnsafeText without one."""
         with self._exclusive:
             own = set(self._tokenizer("")["input_ids"])  # tokens that the tokenizer adds by itself

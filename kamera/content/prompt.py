@@ -87,7 +87,7 @@ class PromptFormat(ChatTemplate):
         texts = tuple(text for text in parts if text)
         if self.plain.is_plain("".join(texts)):
             return PromptText(render(list(turns)))
-        word = self.plain.stand_in(render([_with_text(turn, _SOMETHING) for turn in turns]))
+        word = self.plain.unused_special_token(render([_with_text(turn, _SOMETHING) for turn in turns]))
         return PromptText(render([_with_text(turn, word) for turn in turns]), word, texts)
 
     def _turn_text(self, turns: list[Turn], tail: str = "") -> str:

@@ -37,13 +37,13 @@ def sizes_of(item: Mapping[str, Any], kind: str) -> dict[str, int]:
         raise UnreadableMedia(
             f"{', '.join(sorted(sizes))}: give resized_height and resized_width together, or pixels alone"
         )
-    low, high = bounds(sizes, kind, 1)
+    low, high = pixel_bounds(sizes, kind, 1)
     if low > high:
         raise UnreadableMedia(f"min_pixels is {low}, more than max_pixels {high}: swap them")
     return sizes
 
 
-def bounds(sizes: Mapping[str, int], kind: str, cell: int) -> tuple[int, int]:
+def pixel_bounds(sizes: Mapping[str, int], kind: str, cell: int) -> tuple[int, int]:
     """Fewest and most pixels. A given bound also moves the default of the other if they would cross."""
     low = sizes.get("min_pixels", _LEAST[kind] * cell**2)
     high = sizes.get("max_pixels", _MOST[kind] * cell**2)
@@ -62,7 +62,7 @@ def resize(image: Image.Image, sizes: Mapping[str, int], kind: str, cell: int = 
         sides = (sizes["resized_height"], sizes["resized_width"])
         height, width = (max(cell, round(side / cell) * cell) for side in sides)
     else:
-        height, width = fit(image.height, image.width, cell, *bounds(sizes, kind, cell))
+        height, width = fit(image.height, image.width, cell, *pixel_bounds(sizes, kind, cell))
     return image.resize((width, height))
 
 

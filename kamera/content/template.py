@@ -11,7 +11,7 @@ from PIL import Image
 
 from kamera.content.arguments import Arguments
 from kamera.content.exclusive import exclusive_of
-from kamera.content.items import is_picture, kind_of, media_item, no_item, strings_in
+from kamera.content.items import is_picture, kind_of, media_item, no_item_message, strings_in
 from kamera.content.plain import PlainText
 from kamera.content.vanishing import Vanishing
 from kamera.content.video import Clip, processor_media
@@ -63,7 +63,7 @@ class ChatTemplate:
         media = [*media, *map(self.tokenizer.convert_tokens_to_ids, own)]
         self.plain = PlainText(self.tokenizer, media, self._wrapping)
         self._is_plain = lru_cache(1024)(self.plain.is_plain)  # a history comes again each turn
-        self.wrapper, self.frame = cache(self._wrapper), cache(self._frame)
+        self.wrapper, self.frame = cache(self._wrapper), cache(self._turn_wrapper)
         self.placeholder_id = cache(self._placeholder_id)
         self.has_template = bool(
             getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
@@ -219,7 +219,7 @@ class ChatTemplate:
             return [], []
         return self.ids(prefix), self.ids(suffix)
 
-    def _frame(self, role: str) -> tuple[list[int], list[int]]:
+    def _turn_wrapper(self, role: str) -> tuple[list[int], list[int]]:
         """Token ids that open a turn of ``role`` and close it; empty if ``role`` is not a turn."""
         opening = [] if role == "user" else [{"role": "user", "content": "x"}]
         try:
@@ -340,5 +340,5 @@ def _item_without_media(item: Any) -> dict[str, Any]:
 def _kind(item: Any) -> str:
     kind = kind_of(item)
     if kind is None:
-        raise ModalityNotSupported(no_item(item))
+        raise ModalityNotSupported(no_item_message(item))
     return kind

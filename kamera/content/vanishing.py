@@ -54,7 +54,7 @@ class Vanishing:
         for role in dict.fromkeys(str(message.get("role")) for message in messages):
             if role in ("user", "assistant"):
                 continue
-            others = [_otherwise(m) if m.get("role") == role else m for m in messages]
+            others = [_with_other_text(m) if m.get("role") == role else m for m in messages]
             if any(map(is_not, others, messages)):
                 yield f"messages of the role {quote(role)}", others, tools
 
@@ -63,7 +63,7 @@ def _without_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in message.items() if name != "tool_calls"}
 
 
-def _otherwise(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_other_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """The message with another text for its own; the message itself if it has none."""
     content = message.get("content")
     if isinstance(content, str):

@@ -57,14 +57,14 @@ def clearing_of(management: Fields) -> Clearing | None:
     keep, excluded = _amount(edit, "keep", "tool_uses", 3), edit.texts("exclude_tools", 128)
     trigger = _amount(edit, "trigger", "input_tokens", 100_000)
     at_least = _amount(edit, "clear_at_least", "input_tokens", 0)
-    edit.only(clear_tool_inputs=False)
+    edit.accept_only(clear_tool_inputs=False)
     edit.finish()
     return Clearing(clear_tool_results(keep, exclude=excluded), trigger, at_least)
 
 
 def _amount(edit: Fields, name: str, unit: str, default: int) -> int:
-    given = edit.inner(name, absent=True)
-    given.only(type=unit)
+    given = edit.take_object(name, absent=True)
+    given.accept_only(type=unit)
     value = given.count("value", 0)
     given.finish()
     return default if value is None else value

@@ -91,7 +91,7 @@ def resolve(
         new = tuple(tokenize(given) if isinstance(given, str) else given or ())
         if any(not isinstance(i, int) or i < 0 for i in new):
             raise InvalidDirective(f"replacement {quote(given)} holds a value that is not a token id")
-        grown = _whole(rendered, start, stop)
+        grown = _snap_outwards(rendered, start, stop)
         if grown != (start, stop) and snap == "refuse":
             raise InvalidDirective(
                 f"tokens {start}:{stop} cut a picture or a template tag: give {grown[0]}:{grown[1]}, or "
@@ -130,7 +130,7 @@ def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:
     return borders[first], borders[last]
 
 
-def _whole(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
+def _snap_outwards(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
     """The smallest span around ``start:stop`` that cuts no picture and no tag of a turn."""
     before = (-1, -1)
     while before != (start, stop):

@@ -1,9 +1,9 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
-from kamera.engines.account import Account, Spent, Usage, later, open_accounts
+from kamera.engines.account import Account, Spent, Usage, count_as_later, open_accounts
 from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span
 from kamera.engines.checkpoint import checkpoint_fingerprint
-from kamera.engines.extent import Extent, Extents, behind, standing
+from kamera.engines.extent import Extent, Extents, chunk_positions, text_start
 from kamera.engines.materials import LiveExecutor, read_anchor, read_part
 from kamera.engines.moves import Written
 from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
@@ -63,15 +63,15 @@ __all__ = [
     "Work",
     "WorkCancelled",
     "Written",
-    "behind",
     "calls_of",
     "checkpoint_fingerprint",
+    "chunk_positions",
+    "count_as_later",
     "is_later",
     "join_pieces",
-    "later",
     "match",
     "open_accounts",
     "read_anchor",
     "read_part",
-    "standing",
+    "text_start",
 ]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kamera import forks
 from kamera.engines.base import Engine
-from kamera.engines.precedence import as_later, calls_of, never
+from kamera.engines.precedence import calls_of, mark_as_later, never
 from kamera.engines.values import Work
 
 
@@ -70,7 +70,7 @@ class Account:
         return self._usage
 
     @contextmanager
-    def now(self, engine: Engine) -> Iterator[None]:
+    def count_now(self, engine: Engine) -> Iterator[None]:
         """Context of a call: its work counts as ``now``. A call within one of the same account adds nothing.
 
         Work that is handed over inside (`open_accounts`) is later work of this account. Later work of all
@@ -81,7 +81,7 @@ class Account:
             yield
             return
         token, start = _open.set((*outer, self)), time.perf_counter()
-        with calls_of(engine).during(), engine.measure(probes=True) as work:
+        with calls_of(engine).count_call(), engine.measure(probes=True) as work:
             try:
                 yield
             finally:
@@ -93,7 +93,7 @@ class Account:
         with self._lock:
             self._usage = self._usage.plus(now=spent)
 
-    def owe(self, spent: Spent) -> None:
+    def count_later(self, spent: Spent) -> None:
         """Count later work."""
         with self._lock:
             self._usage = self._usage.plus(later=spent)
@@ -105,7 +105,7 @@ def open_accounts() -> tuple[Account, ...]:
 
 
 @contextmanager
-def later(
+def count_as_later(
     engine: Engine, accounts: Sequence[Account], unwanted: Callable[[], bool] = never
 ) -> Iterator[None]:
     """Context of later work, which ``accounts`` bear, and what it hands over in turn.
@@ -114,13 +114,13 @@ def later(
     """
     start = time.perf_counter()
     token = _open.set(tuple(accounts))
-    with as_later(unwanted), engine.measure(probes=True) as work:
+    with mark_as_later(unwanted), engine.measure(probes=True) as work:
         try:
             yield
         finally:
             _open.reset(token)
             for account in accounts:
-                account.owe(_cost_since(work, start))
+                account.count_later(_cost_since(work, start))
 
 
 def _cost_since(work: Work, start: float) -> Spent:

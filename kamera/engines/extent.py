@@ -94,7 +94,7 @@ class Extents:
         return extent if torch.equal(double, sums) else None
 
 
-def standing(before: int, extents: Sequence[Extent]) -> list[torch.Tensor]:
+def chunk_positions(before: int, extents: Sequence[Extent]) -> list[torch.Tensor]:
     """Positions of consecutive chunks behind ``before`` tokens of text, each ``[axes, tokens]``."""
     if not extents:
         return []
@@ -103,7 +103,7 @@ def standing(before: int, extents: Sequence[Extent]) -> list[torch.Tensor]:
     return [extent.positions + start for extent, start in zip(extents, starts, strict=True)]
 
 
-def behind(before: int, extents: Sequence[Extent]) -> torch.Tensor:
+def text_start(before: int, extents: Sequence[Extent]) -> torch.Tensor:
     """Start of a text behind the chunks, ``[axes, 1]`` (``[1, 1]`` without chunks)."""
     if not extents:
         return torch.tensor([[before]])

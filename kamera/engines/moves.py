@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Stand(NamedTuple):
-    """A span as `moves` sees it: its source, its offset from the source, and its length in tokens."""
+    """A span as `plan_moves` sees it: its source, its offset from the source, and its length in tokens."""
 
     source: Hashable
     offset: tuple[int, ...]
@@ -46,7 +46,7 @@ class Written:
         return Written(*map(add, vars(self).values(), vars(other).values()))
 
 
-def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
+def plan_moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
     """The move for each span of ``wanted`` while the spans of ``standing`` are in memory.
 
     Spans of the same source are reused as far as they keep their order: the largest number that does.

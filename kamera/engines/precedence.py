@@ -23,16 +23,16 @@ class Calls:
     """The calls in progress on one engine, and the threads that wait for its later work. Thread-safe."""
 
     def __init__(self) -> None:
-        self._begin()
-        forks.bind(self, Calls._begin)
+        self._reset()
+        forks.call_in_child(self, Calls._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._change = threading.Condition()
         self._open = 0
         self._waiters = 0
 
     @contextmanager
-    def during(self) -> Iterator[None]:
+    def count_call(self) -> Iterator[None]:
         """Context of a call: later work gives way until its end. A call of later work's own is none."""
         if is_later():
             yield
@@ -58,7 +58,7 @@ class Calls:
             with self._change:
                 self._waiters = max(0, self._waiters - 1)
 
-    def look_again(self) -> None:
+    def wake_later_work(self) -> None:
         """Wake later work that gives way: it may have been cancelled."""
         with self._change:
             self._change.notify_all()
@@ -116,7 +116,7 @@ def is_later() -> bool:
 
 
 @contextmanager
-def as_later(unwanted: Callable[[], bool]) -> Iterator[None]:
+def mark_as_later(unwanted: Callable[[], bool]) -> Iterator[None]:
     """Context of later work, which ends at the next `Calls.give_way` once it is ``unwanted()``."""
     token = _working.set(unwanted)
     try:

@@ -78,7 +78,7 @@ class Part:
 
     ``position`` is its lowest position on each axis as the model counts this sequence, ``offset`` how far its
     stored KV is turned to get there. ``guarantee`` is what it is worth here. It is conditioned on exactly its
-    ``antecedents`` (`kamera.store.survivor` names those that knew others). ``kv`` is its canonical, KV(B|∅),
+    ``antecedents`` (`kamera.store.survivor_id` names survivors). ``kv`` is its canonical, KV(B|∅),
     to which a ``patch`` is added before it turns, or KV that was run behind its antecedents ("conditioned").
     ``missing``: why this part cannot be shown elsewhere; "" if it can, and only then it has a ``kv``.
     """
@@ -303,12 +303,12 @@ def _read(
     """The recipe of a document; what is of another type fails."""
     own, start, slots, last, total = Context(*context), anchor_tokens, list[Part](), tuple[str, ...](), 0
     whole = tuple(np.frombuffer(base64.b64decode(ids, validate=True), dtype="<i4").tolist())
-    _only({str}, (*context, *names))
-    _only({int}, (anchor_tokens,))
+    _check_types({str}, (*context, *names))
+    _check_types({int}, (anchor_tokens,))
 
     def lineage(numbers: list[int]) -> tuple[str, ...]:
         nonlocal last, total
-        _only({int}, numbers)
+        _check_types({int}, numbers)
         if not numbers:
             return ()
         same, *others = numbers
@@ -322,15 +322,15 @@ def _read(
         if fields is None:
             return None
         kind, home, numbers, base, formed, created, rank = fields
-        _only({str}, (kind, home, base))
-        _only({str, NoneType}, (formed,))
-        _only({float, NoneType}, (created,))
-        _only({int, NoneType}, (rank,))
+        _check_types({str}, (kind, home, base))
+        _check_types({str, NoneType}, (formed,))
+        _check_types({float, NoneType}, (created,))
+        _check_types({int, NoneType}, (rank,))
         return RowKey.of(own, kind, chunk, lineage(numbers), base, formed, created, rank, anchor=home)
 
     for place, length, position, offset, worth, order, kv, patch, lacks in parts:
-        _only({int}, (start, place, length, *position, *offset))
-        _only({str}, (worth, lacks))
+        _check_types({int}, (start, place, length, *position, *offset))
+        _check_types({str}, (worth, lacks))
         chunk, antecedents, stop = names[place], lineage(order), start + length
         rows, stand = (row(kv, chunk), row(patch, chunk)), (tuple(position), tuple(offset))
         slots.append(Part(chunk, whole[start:stop], start, *stand, worth, antecedents, *rows, lacks))
@@ -339,6 +339,6 @@ def _read(
     return Recipe(own, anchor_key, whole[:anchor_tokens], tuple(slots))
 
 
-def _only(kinds: set[type], values: Iterable[Any]) -> None:
+def _check_types(kinds: set[type], values: Iterable[Any]) -> None:
     if not {*map(type, values)} <= kinds:
         raise TypeError(f"other than {kinds}")

@@ -54,7 +54,7 @@ class Desk:
             self.units[unit.name], self.chunks[unit.name] = unit, chunk
         return self.chunks[unit.name]
 
-    def learn(self, unit: Unit) -> None:
+    def encode_once(self, unit: Unit) -> None:
         """Encode a unit; one that is known already costs nothing."""
         chunk = self.chunk(unit)
         if unit.name not in self.facts:
@@ -115,7 +115,7 @@ class Placing:
 
     def encode(self, unit: Unit) -> None:
         """Encode the unit; if the arm stores canonicals, compute its own."""
-        self.desk.learn(unit)
+        self.desk.encode_once(unit)
         if self.stores_canonicals and not unit.live:
             self.desk.canonical(unit.name)
 
@@ -132,7 +132,7 @@ class Placing:
         assert self.shown is not None, "place a window first"
         desk, backbone = self.desk, self.desk.backbone
         for unit in query.live:
-            desk.learn(unit)
+            desk.encode_once(unit)
         started = time.perf_counter()
         order = [*self.order, *(unit.name for unit in query.live)]
         facts, behind = [desk.facts[name] for name in order], self._prefill_behind(self.shown, order)

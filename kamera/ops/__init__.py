@@ -56,7 +56,7 @@ from kamera.ops.patch import (
     form_patch,
     mean_deficit,
     patch_of,
-    turn_factors,
+    rotate_factors,
 )
 from kamera.ops.quantize import Bits, Codes, quantize
 from kamera.ops.quantize_kv import (
@@ -143,11 +143,11 @@ __all__ = [
     "regroup",
     "relocate",
     "relocate_kv",
+    "rotate_factors",
     "rotated_bytes",
     "tensor_bytes",
     "tensor_digest",
     "token_kernel",
-    "turn_factors",
     "uniform_offset",
     "whole_lists",
 ]

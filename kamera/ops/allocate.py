@@ -28,7 +28,7 @@ def allocate(gains: Mapping[Key, torch.Tensor], costs: Mapping[Key, int], budget
         if bool((gain[1:] > gain[:-1]).any()):
             raise ValueError(f"the gains of {key} must not grow: give them strongest first")
     channels = _Channels.of(gains, costs)
-    choices = (_greedy(channels, budget), _uniform(channels, budget))
+    choices = (_allocate_greedily(channels, budget), _allocate_evenly(channels, budget))
     best = max(choices, key=channels.gain)
     return dict(zip(gains, best.tolist(), strict=True))
 
@@ -52,7 +52,7 @@ class _Channels(NamedTuple):
         return float(self.gains[np.arange(self.gains.shape[1]) < ranks[:, None]].sum())
 
 
-def _greedy(channels: _Channels, budget: int) -> np.ndarray:
+def _allocate_greedily(channels: _Channels, budget: int) -> np.ndarray:
     ranks = np.zeros_like(channels.costs)
     per_byte = channels.gains / channels.costs[:, None]
     # a stable sort keeps the directions of a channel in order
@@ -65,7 +65,7 @@ def _greedy(channels: _Channels, budget: int) -> np.ndarray:
     return ranks
 
 
-def _uniform(channels: _Channels, budget: int) -> np.ndarray:
+def _allocate_evenly(channels: _Channels, budget: int) -> np.ndarray:
     steps = np.arange(1, 1 + channels.gains.shape[1])
     prices = np.where(channels.useful[:, None] >= steps, channels.costs[:, None], 0).sum(0)
     affordable = int((prices.cumsum() <= budget).sum())

@@ -58,7 +58,7 @@ class PatchBudget:
         self.check(len(layout))
         if self.layers is None:
             return self._form(deltas, layout, canonical)
-        some = _only(deltas, set(self.layers))
+        some = _select_layers(deltas, set(self.layers))
         spent = tuple(s if i in self.layers else replace(s, channels=()) for i, s in enumerate(layout))
         (patch, _), budget = self._form(some, spent, canonical)
         patch = patch.regroup(deltas.groups)
@@ -118,7 +118,7 @@ class PatchBudget:
         return Sized(compress(deltas, layout, allowed, rank=self.rank), self)
 
 
-def _only(deltas: Deltas, wanted: set[int]) -> Deltas:
+def _select_layers(deltas: Deltas, wanted: set[int]) -> Deltas:
     """The deficits of some layers; the others have no channels."""
     parts: list[Mapping[str, torch.Tensor]] = []
     groups: list[tuple[int, ...]] = []

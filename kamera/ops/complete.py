@@ -16,7 +16,7 @@ import torch
 
 from kamera.ops.kv import KV, kv_tokens
 from kamera.ops.layout import Channel, Layout
-from kamera.ops.rope import RopeSpec, token_turns, turn_tokens
+from kamera.ops.rope import RopeSpec, rotate_tokens, token_rotations
 
 WIDTH = 0.5
 """Width of the kernel, in median distances between tokens."""
@@ -213,6 +213,6 @@ class TurnTables:
             return x
         key = channel.rope, x.device
         if key not in self._tables:
-            self._tables[key] = token_turns(channel.rope, self._positions, x.device)
+            self._tables[key] = token_rotations(channel.rope, self._positions, x.device)
         cos, sin = (t if rows is None else t[rows] for t in self._tables[key])
-        return turn_tokens(x, channel.rope, (cos, -sin if back else sin), channel.rotary_start)
+        return rotate_tokens(x, channel.rope, (cos, -sin if back else sin), channel.rotary_start)

@@ -18,7 +18,7 @@ from kamera.ops.kv import Groups
 from kamera.ops.layout import Layout, check_layers
 from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch
 from kamera.ops.quantize import Bits, Codes, coded_bytes, quantize
-from kamera.ops.spectrum import strongest
+from kamera.ops.spectrum import strongest_directions
 
 WIDTHS: tuple[Bits, ...] = (8, 4)
 
@@ -111,7 +111,7 @@ def _candidates(
     x: torch.Tensor, kept: int, choices: Sequence[Bits | None], dtype: torch.dtype
 ) -> Iterator[list[Candidates]]:
     """Candidates of a stack of channels ``x`` in every width; factored once for all widths."""
-    best, total = strongest(x, kept), energies(x)
+    best, total = strongest_directions(x, kept), energies(x)
     for bits in choices:
         lefts, rights = (code_columns(side.to(x.dtype), bits, dtype) for side in (best.left, best.right))
         residual = residuals(x, lefts[0], rights[0], total).tolist()

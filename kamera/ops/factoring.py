@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kamera.ops.lowrank import Deltas, LowRank, Patch
-from kamera.ops.spectrum import strongest
+from kamera.ops.spectrum import strongest_directions
 
 STACK_BYTES = 64 * 1024**2
 """Bytes of deficits that are stacked at a time."""
@@ -43,7 +43,7 @@ def factor(delta: torch.Tensor, rank: int | None = None) -> LowRank:
         raise ValueError(f"delta must be [tokens, features], got {tuple(delta.shape)}")
     if rank is not None and rank < 0:
         raise ValueError(f"rank {rank} is negative")
-    best = strongest(delta[None], rank)
+    best = strongest_directions(delta[None], rank)
     keep = best.counts[0]
     return LowRank(best.left[0, :, :keep].to(delta.dtype), best.right[0, :, :keep].to(delta.dtype))
 

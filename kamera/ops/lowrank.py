@@ -119,7 +119,7 @@ class LowRanks:
     def columns(self) -> torch.Tensor:
         """The first column of each layer and its rank, int32 ``[layers, 2]``, on the factors' device."""
         held = self.left.codes if isinstance(self.left, Codes) else self.left
-        with torch.inference_mode(False):  # as in `kamera.ops.rope.turn_table`
+        with torch.inference_mode(False):  # as in `kamera.ops.rope.rotation_table`
             return torch.tensor([*zip(self.starts, self.ranks, strict=False)], dtype=torch.int32).to(
                 held.device
             )
@@ -136,7 +136,7 @@ class LowRanks:
         sides = [[low.left for low in held], [low.right for low in held]]
         if len(kinds) > 1:
             sides = [[floats(x) for x in side] for side in sides]
-        left, right = map(_beside, sides)
+        left, right = map(_join_columns, sides)
         return cls(left, right, tuple(0 if low is None else low.rank for low in layers))
 
     def __getitem__(self, layer: int) -> LowRank:
@@ -282,7 +282,7 @@ def _columns(factor: Factor, start: int, count: int) -> Factor:
     return Codes(codes, factor.scales[start : start + count])
 
 
-def _beside(sides: Sequence[Factor]) -> Factor:
+def _join_columns(sides: Sequence[Factor]) -> Factor:
     """Factors of one form side by side; of 4 bits each with an even number of columns."""
     codes = [side for side in sides if isinstance(side, Codes)]
     if not codes:

@@ -20,7 +20,7 @@ from kamera.ops.kv import KV, Blocks, kv_map, regroup
 from kamera.ops.layout import Channel, Layout, check_kv, relocate_kv
 from kamera.ops.lowrank import Deltas, Formed, LowRank, LowRanks, Patch, floats
 from kamera.ops.rope import relocate
-from kamera.ops.spectrum import strongest
+from kamera.ops.spectrum import strongest_directions
 
 
 def deficit(conditioned: KV, canonical: KV, layout: Layout, offset: Sequence[int]) -> Deltas:
@@ -62,7 +62,7 @@ def patch_of(deltas: Deltas, rank: int | None, dtype: torch.dtype) -> Formed:
     found: list[dict[str, list[LowRanks]]] = [{} for _ in deltas.groups]
     total = lost = 0.0
     for group, name, _, x in stacks(deltas):
-        directions = strongest(x, rank)
+        directions = strongest_directions(x, rank)
         left, right = directions.left.to(dtype), directions.right.to(dtype)
         residual = residuals(x, left, right)
         total += float(residual[:, 0].sum())
@@ -135,7 +135,7 @@ def apply_channel(
 _Factors = TypeVar("_Factors", LowRank, LowRanks)
 
 
-def turn_factors(factors: _Factors, channel: Channel, offset: Sequence[int]) -> _Factors:
+def rotate_factors(factors: _Factors, channel: Channel, offset: Sequence[int]) -> _Factors:
     """R(δ) on the right factor of a phased channel; a free channel's factors are returned as is."""
     if channel.rope is None:
         return factors
@@ -171,7 +171,7 @@ def _add(x: torch.Tensor, factors: LowRanks, channel: Channel, offset: Sequence[
             f"patch [{factors.left.shape[0]} tokens, {factors.right.shape[0]} features] does not fit "
             f"channel {channel.name} [{x.shape[2]} tokens, {channel.features} features]"
         )
-    turned = turn_factors(factors, channel, offset)
+    turned = rotate_factors(factors, channel, offset)
     corrected = [
         low.dense().to(x.device) if low.rank else None
         for low in map(turned.__getitem__, range(len(turned.ranks)))

@@ -73,7 +73,7 @@ class RopeSpec:
 
 
 @lru_cache(maxsize=128)
-def turn_table(
+def rotation_table(
     spec: RopeSpec, offset: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of `RopeSpec.angles`, cast last: two ``[pairs]``, read-only.
@@ -105,10 +105,10 @@ def relocate(
     if not any(offset) or spec.rotary_dim == 0:
         return x
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return _rotate(x, spec, *turn_table(spec, tuple(offset), work, x.device), rotary_start)
+    return _rotate(x, spec, *rotation_table(spec, tuple(offset), work, x.device), rotary_start)
 
 
-def token_turns(
+def token_rotations(
     spec: RopeSpec, positions: torch.Tensor, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine, each ``[tokens, pairs]``, of tokens at ``positions`` ``[axes, tokens]``."""
@@ -118,10 +118,10 @@ def token_turns(
     return cos, sin
 
 
-def turn_tokens(
+def rotate_tokens(
     x: torch.Tensor, spec: RopeSpec, turns: tuple[torch.Tensor, torch.Tensor], rotary_start: int = 0
 ) -> torch.Tensor:
-    """`relocate` of ``x`` ``[..., tokens, dim]`` with an offset of its own for each token: `token_turns`."""
+    """`relocate` of ``x`` ``[..., tokens, dim]``, each token by an offset of its own: `token_rotations`."""
     return _rotate(x, spec, *turns, rotary_start)
 
 

@@ -57,7 +57,7 @@ class _Found(NamedTuple):
     tokens_first: bool  # unit is the token side
 
 
-def strongest(x: torch.Tensor, rank: int | None = None) -> Directions:
+def strongest_directions(x: torch.Tensor, rank: int | None = None) -> Directions:
     """The best factors of rank ``rank`` (all directions for None) of each of ``x`` ``[n, tokens, features]``.
 
     Sketched factors together keep all but `TOLERANCE` of the energy that the best factors keep.

@@ -2,21 +2,21 @@
 
 from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_of, prefill_anchor
-from kamera.patches.catalogue import Catalogue, Stored, names_of, stored_patch, worth_harvesting
+from kamera.patches.catalogue import Catalogue, Stored, possible_names, stored_patch, worth_harvesting
 from kamera.patches.chunks import Copy, Facts, compact_positions, form_of, text_positions
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former, canonical_of
-from kamera.patches.heads import continue_behind, head_of
+from kamera.patches.heads import prefill_behind, prefix_kv
 from kamera.patches.identity import identify
 from kamera.patches.later import Later, Ready, Worth, later_of
 from kamera.patches.line import Line, prove_again
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import harvest, keep_patch, patch_dropped, patch_to_put
 from kamera.patches.near import Near
-from kamera.patches.orbit import form_orbit, how_many, orderings
-from kamera.patches.owed import Owed, pay
+from kamera.patches.orbit import form_orbit, ordering_count, orderings
+from kamera.patches.owed import Owed, put_owed
 from kamera.patches.proving import Before, Prover
-from kamera.patches.waiting import archive_later, await_archives, in_groups
+from kamera.patches.waiting import archive_later, await_archives, by_form
 
 __all__ = [
     "Ahead",
@@ -40,25 +40,25 @@ __all__ = [
     "anchor_of",
     "archive_later",
     "await_archives",
+    "by_form",
     "canonical_of",
     "compact_positions",
-    "continue_behind",
     "form_of",
     "form_orbit",
     "harvest",
-    "head_of",
-    "how_many",
     "identify",
-    "in_groups",
     "keep_patch",
     "later_of",
-    "names_of",
+    "ordering_count",
     "orderings",
     "patch_dropped",
     "patch_to_put",
-    "pay",
+    "possible_names",
     "prefill_anchor",
+    "prefill_behind",
+    "prefix_kv",
     "prove_again",
+    "put_owed",
     "stored_patch",
     "text_positions",
     "worth_harvesting",

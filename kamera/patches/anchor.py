@@ -12,7 +12,7 @@ from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import StoredIdentity, identify
 from kamera.patches.later import pay_later
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.owed import Owed, pay, waiting_in
+from kamera.patches.owed import Owed, put_owed, waiting_records
 from kamera.store import CanonicalRecord, ChunkStore
 
 
@@ -79,7 +79,7 @@ def anchor_of(
         kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
         return Anchor(ids, positions, kv, digest, tail, reopen, identity)
     losses, context = losses or Strict(), identity.context(digest, store.tenant)
-    if (there := waiting_in(store).anchors.get((context, digest))) is not None:
+    if (there := waiting_records(store).anchors.get((context, digest))) is not None:
         return replace(there, tail=tail, reopen=reopen, identity=identity)
     found = None
     with losses.look_up("system prompt", "the system prompt"):
@@ -91,8 +91,8 @@ def anchor_of(
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
     owed = Owed(store, [record], losses, "the system prompt was not kept", later)
     if later:
-        waiting_in(store).anchors[context, digest] = anchor
+        waiting_records(store).anchors[context, digest] = anchor
         pay_later(backbone, owed, kv_tensors(kv))
     else:
-        pay([owed])
+        put_owed([owed])
     return anchor

@@ -65,7 +65,7 @@ class Catalogue:
                 return self.store.info(self.context, chunk_id)
             return None
 
-        return self._once(canonical_key(self.context, chunk_id), ask)
+        return self._look_up_once(canonical_key(self.context, chunk_id), ask)
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
         """The row of a canonical behind another anchor, to which this context's patches can be added.
@@ -74,14 +74,14 @@ class Catalogue:
         """
 
         def ask() -> ObjectInfo | None:
-            with self.losses.borne(f"chunk {chunk_id[:12]} was not looked up"):
+            with self.losses.absorb_errors(f"chunk {chunk_id[:12]} was not looked up"):
                 rows = self.store.ls("canonical", chunk_id=chunk_id, here=True)
                 own = self.context
                 others = (r for r in rows if r.context.anchor != own.anchor)
                 return next((r for r in others if replace(r.context, anchor=own.anchor) == own), None)
             return None
 
-        return self._once(_BASE + chunk_id, ask)
+        return self._look_up_once(_BASE + chunk_id, ask)
 
     def mark_base_missing(self, chunk_id: str) -> None:
         """Mark the result of `base` as unusable: there is no base for the rest of the operation."""
@@ -94,11 +94,11 @@ class Catalogue:
             return True
         return self.canonical(chunk_id) is not None
 
-    def holds(self, chunk_id: str) -> bool:
+    def is_archived(self, chunk_id: str) -> bool:
         """True if a chunk is archived: in this context, or behind another anchor as a base."""
         return self.canonical(chunk_id) is not None or self.base(chunk_id) is not None
 
-    def was_read(self, chunk_id: str) -> None:
+    def mark_read(self, chunk_id: str) -> None:
         """Record that a chunk's canonical was read, which proves that it is stored."""
         if self._known is not None:
             self._here.read.add(chunk_id)
@@ -119,7 +119,7 @@ class Catalogue:
 
         if self.has_refused(chunk_id, antecedents, kind, base):
             return None
-        return self._once(patch_key(self.context, chunk_id, antecedents, kind, base), ask)
+        return self._look_up_once(patch_key(self.context, chunk_id, antecedents, kind, base), ask)
 
     def patch_within(
         self,
@@ -153,21 +153,21 @@ class Catalogue:
     def orders(self, chunk_id: str) -> set[tuple[str, ...]]:
         """The antecedents, in order, behind which a patch of a chunk is stored, with a base or without."""
         self._await_patches(chunk_id)
-        with self.losses.borne(f"patches of chunk {chunk_id[:12]} were not listed"):
+        with self.losses.absorb_errors(f"patches of chunk {chunk_id[:12]} were not listed"):
             rows = self.store.ls(chunk_id=chunk_id, context=self.context)
             return {row.antecedents for row in rows if row.rank is not None and row.kind != "orbit"}
         return set()
 
     def near(self, chunk_id: str, antecedents: Sequence[str], limit: float) -> list[Near]:
         """Patches of a chunk whose antecedents diverge from these by at most ``limit``, nearest first."""
-        with self.losses.borne(f"patches near chunk {chunk_id[:12]} were not looked up"):
+        with self.losses.absorb_errors(f"patches near chunk {chunk_id[:12]} were not looked up"):
             alike = likeness(self.store, self.context)
             return nearest(self.patches_of(chunk_id), antecedents, limit, alike)
         return []
 
     def has_refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""
-        lies = self._lies
+        lies = self._wrong_keys
         return bool(lies) and patch_key(self.context, chunk_id, antecedents, kind, base) in lies
 
     def mark_wrong(self, key: str) -> None:
@@ -185,7 +185,7 @@ class Catalogue:
 
     def _await_patches(self, chunk_id: str) -> None:
         if self._queue is not None:
-            self._queue.settle((self.context, chunk_id))
+            self._queue.flush_named((self.context, chunk_id))
 
     @property
     def _known(self) -> dict[str, ObjectInfo | None] | None:
@@ -193,10 +193,10 @@ class Catalogue:
         return known
 
     @property
-    def _lies(self) -> set[str]:
+    def _wrong_keys(self) -> set[str]:
         return set() if self._known is None else self._here.lies
 
-    def _once(self, key: str, ask: Callable[[], ObjectInfo | None]) -> ObjectInfo | None:
+    def _look_up_once(self, key: str, ask: Callable[[], ObjectInfo | None]) -> ObjectInfo | None:
         known = self._known
         if known is None:
             return ask()
@@ -241,7 +241,7 @@ def worth_harvesting(
     """True if the patch of a prefill behind ``antecedents`` is worth storing.
 
     Without antecedents it is only if ``leading``: it then corrects the conditioning on another anchor.
-    ``stored`` are the patches behind the `names_of` these (None: there is none), looked at only if they
+    ``stored`` are the patches behind the `possible_names` these (None: there is none), looked at only if they
     decide. A copy conditioned by near or blind KV carries their error and is not harvested, and a store keeps
     what was formed behind stronger KV.
     """
@@ -254,7 +254,7 @@ def worth_harvesting(
     )
 
 
-def names_of(antecedents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def possible_names(antecedents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The names under which a patch for ``antecedents`` may be stored, these first.
 
     A patch that was formed behind exactly these chunks serves survivors too, and better.

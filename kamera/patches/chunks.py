@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Engine, behind, standing
+from kamera.engines import Engine, chunk_positions, text_start
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, Patch
 
@@ -69,7 +69,7 @@ def compact_positions(
     """The model's own positions of chunks behind the anchor, each ``[axes, tokens]``."""
     extents = backbone.extents.of_all([(c.chunk_id, c.encoded) for c in chunks])
     if extents is not None:
-        return standing(anchor_ids.shape[0], extents)
+        return chunk_positions(anchor_ids.shape[0], extents)
     whole = _of_whole(backbone, anchor_ids, chunks, anchor_ids[:0])
     return list(whole.split([anchor_ids.shape[0], *(c.length for c in chunks)], dim=1))[1:]
 
@@ -80,7 +80,7 @@ def text_positions(
     """The model's own positions of ``text`` ids behind anchor and chunks, ``[axes, tokens]``."""
     extents = backbone.extents.of_all([(c.chunk_id, c.encoded) for c in chunks])
     if extents is not None:
-        start = behind(anchor_ids.shape[0], extents)
+        start = text_start(anchor_ids.shape[0], extents)
         return start.expand(backbone.axes, 1) + torch.arange(text.shape[0])
     whole = _of_whole(backbone, anchor_ids, chunks, text)
     return whole[:, whole.shape[1] - text.shape[0] :]

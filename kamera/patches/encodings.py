@@ -11,7 +11,7 @@ from kamera.patches.chunks import Facts
 from kamera.patches.identity import StoredIdentity
 from kamera.patches.later import pay_later
 from kamera.patches.losses import Losses
-from kamera.patches.owed import Owed, pay, waiting_in
+from kamera.patches.owed import Owed, put_owed, waiting_records
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
 
 
@@ -27,7 +27,7 @@ class Encodings:
         self._backbone = backbone
         self._store = store
         self._losses = losses
-        self._waiting = waiting_in(store).chunks
+        self._waiting = waiting_records(store).chunks
 
     def find(self, chunk: Chunk) -> Facts | None:
         """Facts of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.
@@ -61,7 +61,7 @@ class Encodings:
             self._waiting[self.context, chunk.id] = facts
             pay_later(self._backbone, owed, facts.encoded.tensors.values())
         else:
-            pay([owed])
+            put_owed([owed])
         return facts
 
     def records(self, facts: Facts) -> list[EncodingRecord]:

@@ -18,10 +18,10 @@ from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.heads import continue_behind, head_of
+from kamera.patches.heads import prefill_behind, prefix_kv
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.owed import Owed, pay, waiting_in
+from kamera.patches.owed import Owed, put_owed, waiting_records
 from kamera.patches.proving import Prover
 from kamera.store import (
     CanonicalRecord,
@@ -30,9 +30,9 @@ from kamera.store import (
     Outline,
     PatchRecord,
     canonical_key,
-    kept,
     patch_key,
     picture_embedding,
+    to_store_form,
 )
 from kamera.trust import Proof
 
@@ -68,7 +68,7 @@ class Former:
         self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, queue, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
-        self.waiting = waiting_in(store).chunks
+        self.waiting = waiting_records(store).chunks
         self._here = threading.local()
         anchor.identity.check(backbone)
 
@@ -104,8 +104,8 @@ class Former:
                 record = self.store.get_canonical(replace(other, probe=self.context.probe), chunk_id)
         if record is not None:
             if record.context == self.context:
-                self._remember(chunk_id, self._out_of(record))
-                self.catalogue.was_read(chunk_id)
+                self._remember(chunk_id, self._copy_of(record))
+                self.catalogue.mark_read(chunk_id)
             return self.encodings.behind(record)
         if others:
             raise IncompatibleChunk(
@@ -126,7 +126,7 @@ class Former:
             return waiting
         record = self._record(chunk.id)
         if record is not None:
-            self._remember(chunk.id, self._out_of(record))
+            self._remember(chunk.id, self._copy_of(record))
         if record is not None and not chunk.has_media:
             return self.encodings.behind(record)
         return self.encodings.find(chunk)
@@ -147,24 +147,24 @@ class Former:
         also make up for the loss of the coding. ``leading``: it is served right behind the anchor, so one
         prefilled just now comes as the model computed it, exact in any store.
         """
-        copy, owed = self.canonical_and_owed(facts, leading=leading)
-        pay(owed)
+        copy, owed = self.canonical_and_records(facts, leading=leading)
+        put_owed(owed)
         return copy if leading else self._remember(facts.chunk_id, copy)
 
-    def canonical_and_owed(self, facts: Facts, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
+    def canonical_and_records(self, facts: Facts, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
         """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
         held = self.find_canonical(facts)
         if held is not None:
             return held, []
         copy = self._prefill(facts)
         record, owed = self.records_to_put(facts, copy)
-        return copy if record.loss is None or leading else self._out_of(record), [owed]
+        return copy if record.loss is None or leading else self._copy_of(record), [owed]
 
     def find_canonical(self, facts: Facts) -> Copy | None:
         """`canonical`, if it is at hand or stored; None without a forward."""
         held = self._find_held(facts.chunk_id)
         if held is None and (record := self._record(facts.chunk_id)) is not None:
-            held = self._remember(facts.chunk_id, self._out_of(record))
+            held = self._remember(facts.chunk_id, self._copy_of(record))
         return held
 
     def base_copy(self, facts: Facts, base: str) -> Copy | None:
@@ -178,11 +178,11 @@ class Former:
         if record is None:
             self.catalogue.mark_base_missing(facts.chunk_id)
             return None
-        return self._remember(facts.chunk_id + base, self._out_of(record))
+        return self._remember(facts.chunk_id + base, self._copy_of(record))
 
     def records_to_put(self, facts: Facts, copy: Copy) -> tuple[CanonicalRecord, Owed]:
         """A canonical copy in the form the store keeps, and that to be put, with the chunk's encoding."""
-        record = kept(canonical_of(self, facts, copy))
+        record = to_store_form(canonical_of(self, facts, copy))
         self.catalogue.forget(record.key)
         records: list[CanonicalRecord | EncodingRecord | PatchRecord]
         records = [*self.encodings.records(facts), record]
@@ -206,7 +206,7 @@ class Former:
         """
         chunk_id = facts.chunk_id
         if self.queue is not None:
-            self.queue.settle((self.context, chunk_id))
+            self.queue.flush_named((self.context, chunk_id))
         record = None
         with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
             record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
@@ -260,12 +260,12 @@ class Former:
             record = self._record(chunk_id)
             if record is not None:  # the first counts
                 ids, there = facts.encoded.input_ids, self.backbone.place(record.kv)
-                head = head_of(ids, positions, record.input_ids, record.positions, there, tokens)
+                head = prefix_kv(ids, positions, record.input_ids, record.positions, there, tokens)
                 break
-        kv = continue_behind(self.backbone, facts.encoded, positions, self.anchor_span, head)
+        kv = prefill_behind(self.backbone, facts.encoded, positions, self.anchor_span, head)
         return Copy(kv, positions)
 
-    def _out_of(self, record: CanonicalRecord) -> Copy:
+    def _copy_of(self, record: CanonicalRecord) -> Copy:
         return Copy(self.backbone.place(record.kv), record.positions, lossy=record.loss is not None)
 
 

@@ -9,7 +9,7 @@ from kamera.engines import Engine, Span
 from kamera.ops import KV, kv_concat, kv_copy, kv_slice, kv_tokens
 
 
-def head_of(
+def prefix_kv(
     ids: torch.Tensor, positions: torch.Tensor, others: torch.Tensor, there: torch.Tensor, kv: KV, tokens: int
 ) -> KV | None:
     """Views of the first ``tokens`` of ``kv``, if the chunk of ``ids`` at ``positions`` begins with them.
@@ -22,7 +22,7 @@ def head_of(
     return kv_slice(kv, 0, tokens) if same and placed else None
 
 
-def continue_behind(
+def prefill_behind(
     engine: Engine, encoded: Encoded, positions: torch.Tensor, behind: Span, head: KV | None
 ) -> KV:
     """KV of a chunk at ``positions`` ``[axes, tokens]`` behind a span, that of its ``head`` taken over.

@@ -19,7 +19,7 @@ operation waits for the answers."""
 logger = logging.getLogger(__name__)
 
 
-class Asking:
+class ProbeSchedule:
     """When the model of one backbone is asked the probe, and its last answers. Thread-safe.
 
     It is asked within a call if something has moved in it, if later work found it changed, and if later work
@@ -105,14 +105,14 @@ class Asking:
         later_of(backbone).add(ask, Worth.PROBE, dropped=dropped)
 
 
-_askings: weakref.WeakKeyDictionary[Engine, Asking] = weakref.WeakKeyDictionary()
+_askings: weakref.WeakKeyDictionary[Engine, ProbeSchedule] = weakref.WeakKeyDictionary()
 _making = forks.Lock()
 
 
-def asking_of(backbone: Engine) -> Asking:
+def probe_schedule_of(backbone: Engine) -> ProbeSchedule:
     """When the model of a backbone is asked: one for all its windows in this process."""
     with _making:
-        return _askings.setdefault(backbone, Asking())
+        return _askings.setdefault(backbone, ProbeSchedule())
 
 
 class StoredIdentity(NamedTuple):
@@ -134,11 +134,13 @@ class StoredIdentity(NamedTuple):
     def check(self, backbone: Engine, *, ask: bool = False) -> None:
         """Raise IncompatibleChunk unless the model is the one that computed the store's KV.
 
-        With ``ask`` the model is asked the probe if that is due (`Asking`); ComputationChanged if it answers
-        otherwise than at first.
+        With ``ask`` the model is asked the probe if that is due (`ProbeSchedule`); ComputationChanged if it
+        answers otherwise than at first.
         """
         same = backbone.fingerprint == self.fingerprint
-        if same and ask and asking_of(backbone).check(backbone):  # the probe may see more than the witness
+        if (
+            same and ask and probe_schedule_of(backbone).check(backbone)
+        ):  # the probe may see more than the witness
             same = backbone.fingerprint == self.fingerprint
         if not same:
             raise IncompatibleChunk(
@@ -156,7 +158,7 @@ def identify(backbone: Engine, *, later: bool = False) -> StoredIdentity:
     """
     if backbone.facts.no_reuse:
         raise UnsupportedBackbone(backbone.facts.no_reuse)
-    asking = asking_of(backbone)
+    asking = probe_schedule_of(backbone)
     if later:
         asking.begin(backbone)
     else:

@@ -22,8 +22,8 @@ from typing import Generic, TypeVar
 import torch
 
 from kamera import forks
-from kamera.engines import Account, Engine, WorkCancelled, calls_of, later, open_accounts
-from kamera.patches.owed import Owed, pay
+from kamera.engines import Account, Engine, WorkCancelled, calls_of, count_as_later, open_accounts
+from kamera.patches.owed import Owed, put_owed
 
 LIMIT = 1 << 30
 """Bytes of KV that a backbone's later work holds, at most."""
@@ -72,7 +72,7 @@ class LaterPiece:
     ``work`` is forgotten, with all that it refers to, where it has ``made`` something ready or is not wanted.
     What it made counts among what is held until the piece is cancelled. ``reads`` are the ids of the chunks
     whose records it looks for in a store; None: of any. A call that needs what it makes waits for its
-    ``name`` (`Later.settle`).
+    ``name`` (`Later.flush_named`).
     """
 
     work: Work
@@ -107,10 +107,10 @@ class Later:
         self.limit = limit
         self.dropped = 0
         self._backbone = (lambda: None) if backbone is None else weakref.ref(backbone)
-        self._begin()
-        forks.bind(self, Later._begin)
+        self._reset()
+        forks.call_in_child(self, Later._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-later")
         self._changed = threading.Condition()
         self._waiting: deque[LaterPiece] = deque()
@@ -146,8 +146,8 @@ class Later:
         with self._changed:
             self._waiting.append(piece)
             self._hold(piece)
-            gone = self._over()
-        self._tell(gone)
+            gone = self._drop_excess()
+        self._report_dropped(gone)
         self._pool.submit(self._next)
         return piece
 
@@ -158,15 +158,15 @@ class Later:
             self._prune()
         backbone = self._backbone()
         if backbone is not None:
-            calls_of(backbone).look_again()
+            calls_of(backbone).wake_later_work()
 
     def busy(self, name: Hashable) -> bool:
         """True while a piece of this name waits, runs, or is owed to a store."""
         return self._named[name] > 0
 
-    def settle(self, name: Hashable) -> None:
+    def flush_named(self, name: Hashable) -> None:
         """Wait for the pieces of this name, which go first. Within later work nothing is waited for."""
-        if self.mine or not self.busy(name):
+        if self.is_own_thread or not self.busy(name):
             return
         with self._changed:  # they go first, and what they make is put at once
             first = [piece for piece in self._waiting if piece.name == name]
@@ -175,17 +175,17 @@ class Later:
             self._hurried = True
             owed = any(piece.name == name for piece, _ in self._owed)
         if owed:
-            self._pay()
-        with self.awaited(), self._changed:
+            self._put_owed()
+        with self.hurry(), self._changed:
             self._changed.wait_for(lambda: not self.busy(name))
 
     @property
-    def mine(self) -> bool:
+    def is_own_thread(self) -> bool:
         """True in the thread that does the work: it must not wait for any."""
         return self._worker == threading.get_ident()
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes that it holds now."""
         with self._changed:
             self._prune()
@@ -193,11 +193,11 @@ class Later:
 
     def flush(self) -> None:
         """Wait until all work is done, and what that handed over in turn."""
-        with self.awaited(), self._changed:
+        with self.hurry(), self._changed:
             self._changed.wait_for(lambda: not (self._waiting or self._running or self._owed))
 
     @contextmanager
-    def awaited(self) -> Iterator[None]:
+    def hurry(self) -> Iterator[None]:
         """Context of a thread that waits for later work, which gives way to no call meanwhile."""
         backbone = self._backbone()
         with nullcontext() if backbone is None else calls_of(backbone).hurry():
@@ -212,20 +212,20 @@ class Later:
             self._running += 1
             due = piece is not None and any(_is_read(piece, owed) for _, owed in self._owed)
         if due:
-            self._pay()
-        done = [] if piece is None else self._do(piece)
+            self._put_owed()
+        done = [] if piece is None else self._run_piece(piece)
         gone: list[LaterPiece] = []
         with self._changed:
             if piece is not None and done and not isinstance(done, Ready):
                 self._owed.append((piece, done))
             elif piece is not None:
-                self._let_go(piece)
+                self._release_piece(piece)
                 gone = self._hold_ready(piece, done) if isinstance(done, Ready) else []
             size = sum(one.nbytes for _, some in self._owed for one in some)
             due = self._hurried or not self._waiting or size > _TOGETHER
-        self._tell(gone)
+        self._report_dropped(gone)
         if due:
-            self._pay()
+            self._put_owed()
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
@@ -237,9 +237,9 @@ class Later:
         piece.held = {id(piece): ready.nbytes}  # no block of memory in use has the address of another object
         self._ready.append(piece)
         self._hold(piece)
-        return self._over()
+        return self._drop_excess()
 
-    def _do(self, piece: LaterPiece) -> list[Owed] | Ready[object]:
+    def _run_piece(self, piece: LaterPiece) -> list[Owed] | Ready[object]:
         """Do a piece of work; return what it made."""
         try:
             with self._as_later(piece):
@@ -252,21 +252,21 @@ class Later:
             piece.dropped(f"{type(error).__name__}: {error}")
         return []
 
-    def _pay(self) -> None:
+    def _put_owed(self) -> None:
         """Put all that is owed; afterwards it is, whoever put it."""
         with self._paying:
             with self._changed:
                 owed, self._owed, self._hurried = self._owed, [], False
                 self._running += 1
             try:
-                pay([one for _, some in owed for one in some])
+                put_owed([one for _, some in owed for one in some])
             except Exception as error:
                 logger.error("later work failed: %s", error)
             finally:
                 with self._changed:
                     self._running -= 1
                     for piece, _ in owed:
-                        self._let_go(piece)
+                        self._release_piece(piece)
                     self._changed.notify_all()
 
     @contextmanager
@@ -275,7 +275,7 @@ class Later:
         if backbone is None:
             yield
             return
-        with later(backbone, piece.accounts, lambda: piece.unwanted), ExitStack() as held:
+        with count_as_later(backbone, piece.accounts, lambda: piece.unwanted), ExitStack() as held:
             for device, dtype in piece.autocast:
                 held.enter_context(torch.autocast(device, dtype))
             calls_of(backbone).give_way()
@@ -290,7 +290,7 @@ class Later:
         for address, size in piece.held.items():
             self._held.setdefault(address, [size, 0])[1] += 1
 
-    def _let_go(self, piece: LaterPiece) -> None:
+    def _release_piece(self, piece: LaterPiece) -> None:
         self._named -= Counter(() if piece.name is None else (piece.name,))  # drops the entry at zero
         for address in piece.held:
             there = self._held[address]
@@ -302,10 +302,10 @@ class Later:
         for pieces in (self._waiting, self._ready):
             for piece in [piece for piece in pieces if piece.unwanted]:
                 pieces.remove(piece)
-                self._let_go(piece)
+                self._release_piece(piece)
         self._changed.notify_all()
 
-    def _over(self) -> list[LaterPiece]:
+    def _drop_excess(self) -> list[LaterPiece]:
         """Drop those worth least, of equals the oldest, until the rest is within the limit, or one is left.
 
         Work in progress goes on.
@@ -315,13 +315,13 @@ class Later:
         while self._bytes > self.limit and len(self._waiting) + len(self._ready) > 1:
             piece = min((*self._ready, *self._waiting), key=attrgetter("worth"))
             (self._waiting if piece in self._waiting else self._ready).remove(piece)
-            self._let_go(piece)
+            self._release_piece(piece)
             gone.append(piece)
         self.dropped += len(gone)
         self._changed.notify_all()
         return gone
 
-    def _tell(self, gone: Iterable[LaterPiece]) -> None:
+    def _report_dropped(self, gone: Iterable[LaterPiece]) -> None:
         for piece in gone:
             piece.forget()
             piece.dropped(f"later work held more than its {self.limit} bytes")

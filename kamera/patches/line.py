@@ -99,4 +99,4 @@ def _note_disproof(former: Former, before: Before, chunk: Facts, proof: Proof) -
         "where it still stands"
     )
     logger.warning("%s", said)
-    former.losses.leave(said)
+    former.losses.note_for_next(said)

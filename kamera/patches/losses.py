@@ -43,27 +43,27 @@ class Losses:
             self._operation.notes = None
 
     @contextmanager
-    def borne(self, what: str) -> Iterator[None]:
+    def absorb_errors(self, what: str) -> Iterator[None]:
         """Context that absorbs store errors, and warns and notes that ``what`` was lost, and why."""
         try:
             yield
         except STORE_ERRORS as error:
-            self._tell(f"{what}: {error}")
+            self._warn_and_note(f"{what}: {error}")
 
     @contextmanager
     def look_up(self, kind: str, of: str) -> Iterator[None]:
         """Context of a look-up: an object of this ``kind`` that is damaged or sealed counts as a miss.
 
-        It is logged and noted; ``of`` names what is looked up. Store errors are absorbed as by `borne`.
+        It is logged and noted; ``of`` names what is looked up. Store errors end as in `absorb_errors`.
         """
-        with self.borne(f"{of} was not looked up"):
+        with self.absorb_errors(f"{of} was not looked up"):
             try:
                 yield
             except (CorruptChunk, WrongKey) as error:
                 logger.warning("a stored %s was refused: %s", kind, error)
                 self.note(f"{kind} refused: {error}")
 
-    def leave(self, note: str) -> None:
+    def note_for_next(self, note: str) -> None:
         """Add to the notes of the next operation: for work that no operation waits for."""
         self._left.append(note)
 
@@ -73,11 +73,11 @@ class Losses:
         if notes is not None:
             notes.append(note)
 
-    def _tell(self, note: str) -> None:
+    def _warn_and_note(self, note: str) -> None:
         note = " ".join(note.split())
         notes: list[str] | None = getattr(self._operation, "notes", None)
         if notes is None:
-            self.leave(note)  # of later work: the next report names it
+            self.note_for_next(note)  # of later work: the next report names it
         elif note not in notes:
             notes.append(note)
         logger.warning("%s", note)
@@ -91,6 +91,6 @@ class Strict(Losses):
     """Tolerates no loss: for work whose only result is stored objects."""
 
     @contextmanager
-    def borne(self, what: str) -> Iterator[None]:
+    def absorb_errors(self, what: str) -> Iterator[None]:
         """Context that lets store errors through."""
         yield

@@ -10,11 +10,11 @@ from itertools import chain
 from kamera.engines import Span
 from kamera.errors import NotRelocatable
 from kamera.ops import Deltas, SampleSize, deficit, kv_tensors, uniform_offset
-from kamera.patches.catalogue import names_of, stored_patch, worth_harvesting
+from kamera.patches.catalogue import possible_names, stored_patch, worth_harvesting
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
 from kamera.patches.later import Worth
-from kamera.patches.owed import Owed, pay
+from kamera.patches.owed import Owed, put_owed
 from kamera.patches.proving import Before
 from kamera.store import PatchRecord, patch_key
 
@@ -24,7 +24,7 @@ def harvest(former: Former, facts: Facts, conditioned: Copy, before: Before) -> 
 
     ``before`` is what that was prefilled behind.
     """
-    rows = (former.catalogue.patch(facts.chunk_id, names, "exact") for names in names_of(before.names))
+    rows = (former.catalogue.patch(facts.chunk_id, names, "exact") for names in possible_names(before.names))
     proving = former.prover is not None
     stored = (stored_patch(row, former.budget, facts.length, proving=proving) for row in rows)
     if worth_harvesting(stored, before.names, before.formed):
@@ -50,8 +50,8 @@ def keep_patch(
     if facts.chunk_id in former.losses.unkept:
         return True  # its patch would have nothing to be served with
     deltas, form = _to_form(former, facts, canonical, copy, before, base, sample)
-    if former.queue is None or former.queue.mine:
-        pay(form())
+    if former.queue is None or former.queue.is_own_thread:
+        put_owed(form())
     else:
         held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
         dropped, name = partial(patch_dropped, former, facts), (former.context, facts.chunk_id)
@@ -65,19 +65,19 @@ def patch_to_put(
     former: Former, facts: Facts, copy: Copy, before: Before, base: str, sample: SampleSize | None
 ) -> list[Owed]:
     """Form a patch as `keep_patch` does. Return its record, and that of a new canonical, to be put later."""
-    canonical, owed = (former.base_copy(facts, base), []) if base else former.canonical_and_owed(facts)
+    canonical, owed = (former.base_copy(facts, base), []) if base else former.canonical_and_records(facts)
     if canonical is None or facts.chunk_id in former.losses.unkept:
         return owed
     try:
         return [*owed, *_to_form(former, facts, canonical, copy, before, base, sample)[1]()]
     except BaseException:
-        pay(owed)
+        put_owed(owed)
         raise
 
 
 def patch_dropped(former: Former, facts: Facts, why: str) -> None:
     """Leave a note that a patch of a chunk was not formed."""
-    former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
+    former.losses.note_for_next(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
 
 
 def _kind_of(sample: SampleSize | None) -> str:

@@ -32,7 +32,7 @@ def balanced_orderings(count: int) -> list[tuple[int, ...]]:
     return [order for shift in shifts for order in (shift, shift[::-1])]
 
 
-def how_many(count: int, samples: int | None) -> int:
+def ordering_count(count: int, samples: int | None) -> int:
     """Number of orderings that `orderings` returns."""
     return len(balanced_orderings(count)) if samples is None else min(samples, math.factorial(count))
 
@@ -45,7 +45,7 @@ def orderings(count: int, samples: int | None, seed: int) -> list[tuple[int, ...
     """
     if samples is not None and samples < 1:
         raise ValueError(f"samples {samples} must be at least 1")
-    wanted = how_many(count, samples)
+    wanted = ordering_count(count, samples)
     if wanted == math.factorial(count):
         return list(itertools.permutations(range(count)))
     chosen = set(balanced_orderings(count)[:wanted])

@@ -22,7 +22,7 @@ class Waiting(NamedTuple):
 _waiting: weakref.WeakKeyDictionary[ChunkStore, Waiting] = weakref.WeakKeyDictionary()
 
 
-def waiting_in(store: ChunkStore) -> Waiting:
+def waiting_records(store: ChunkStore) -> Waiting:
     """What waits for a store."""
     return _waiting.setdefault(store, Waiting({}, {}))
 
@@ -52,12 +52,12 @@ class Owed:
         if main.kind == "canonical":
             (unkept.discard if error is None else unkept.add)(main.chunk_id)
         try:
-            with self.losses.borne(self.what):
+            with self.losses.absorb_errors(self.what):
                 if error is not None:
                     raise error
         except Exception as unborne:
             if self.later:
-                self.losses.leave(f"{self.what}: {type(unborne).__name__}: {unborne}")
+                self.losses.note_for_next(f"{self.what}: {type(unborne).__name__}: {unborne}")
             raise
         finally:
             self._stop_waiting()
@@ -65,16 +65,16 @@ class Owed:
     def drop(self, why: str) -> None:
         """Leave a note that the records will not be put, and why."""
         self._stop_waiting()
-        self.losses.leave(f"{self.what}: {why}")
+        self.losses.note_for_next(f"{self.what}: {why}")
 
     def _stop_waiting(self) -> None:
-        main, waiting = self.records[-1], waiting_in(self.store)
+        main, waiting = self.records[-1], waiting_records(self.store)
         if not isinstance(main, PatchRecord):
             there = waiting.anchors if main.kind == "anchor" else waiting.chunks
             there.pop((main.context, main.chunk_id), None)
 
 
-def pay(owed: Sequence[Owed]) -> None:
+def put_owed(owed: Sequence[Owed]) -> None:
     """Put the records, those of one store together.
 
     Each is brought to its `end`; then the first error that one of them raised is raised.

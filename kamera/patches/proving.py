@@ -109,7 +109,7 @@ class Prover:
                 self._asked.popitem(last=False)
 
     @property
-    def asked(self) -> tuple[torch.Tensor, ...]:
+    def remembered_questions(self) -> tuple[torch.Tensor, ...]:
         """The questions remembered, the last one at the end; token ids ``[tokens]`` each."""
         with self._lock:
             return tuple(self._asked.values())
@@ -192,7 +192,7 @@ class Prover:
         else:
             texts = [f.encoded.input_ids for f in (facts, *before.chunks[::-1]) if not f.encoded.tensors]
             generic = [ids[:ECHO] for ids in texts[: len(QUESTIONS)]]
-        return [ids for ids in (*generic, *self.asked) if ids.shape[0]]
+        return [ids for ids in (*generic, *self.remembered_questions) if ids.shape[0]]
 
     def _observe(self, span: Span, facts: Facts, before: Before, questions: Sequence[torch.Tensor]) -> _Seen:
         """What is served of ``span`` in its place, and the answers behind it."""

@@ -14,7 +14,7 @@ from kamera.ops import kv_tensors
 from kamera.patches.chunks import Copy, Facts, form_of
 from kamera.patches.former import Former
 from kamera.patches.later import Worth, later_of
-from kamera.patches.owed import Owed, pay
+from kamera.patches.owed import Owed, put_owed
 
 MOST_TOKENS = 4096
 """Most tokens of one forward: larger batches save no time and take memory."""
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def in_groups(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:
+def by_form(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:
     """Items that share a forward, in the order of their first: of one form, at most `MOST_TOKENS` together.
 
     Each is given with its form and its tokens. One without a form is alone.
@@ -50,16 +50,16 @@ def _form(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     failed: list[Exception] = []
     with former.operation():
         missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
-        for group in in_groups((form_of(former.backbone, f), f.length, f) for f in missing.values()):
+        for group in by_form((form_of(former.backbone, f), f.length, f) for f in missing.values()):
             made = _form_at_once(former, group) if len(group) > 1 else None
             owed += made or ()
             for facts in group if made is None else ():
                 try:
-                    owed += former.canonical_and_owed(facts)[1]
+                    owed += former.canonical_and_records(facts)[1]
                 except Exception as error:  # the others are archived all the same
                     failed.append(error)
         if failed:
-            pay(owed)
+            put_owed(owed)
             raise failed[0]
     return owed
 
@@ -126,7 +126,7 @@ def _add(
         for facts in leaving:
             former.waiting.pop((former.context, facts.chunk_id), None)
             former.losses.unkept.add(facts.chunk_id)
-            former.losses.leave(f"chunk {facts.chunk_id[:12]} was not archived: {why}")
+            former.losses.note_for_next(f"chunk {facts.chunk_id[:12]} was not archived: {why}")
 
     holds = [*kv, *(tensor for facts in chunks for tensor in facts.encoded.tensors.values())]
     reads = frozenset[str]().union(*(facts.reads for facts in chunks))

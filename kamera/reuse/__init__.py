@@ -1,8 +1,8 @@
 """Moved content: prompts are cut into segments, compared with earlier ones, and served as far as trusted."""
 
-from kamera.reuse.admission import Admission, Tier, admissions_of, as_placed
+from kamera.reuse.admission import Admission, Tier, admissions_after_run, admissions_of
 from kamera.reuse.anchors import anchors_of
-from kamera.reuse.cuts import cut, fixed_cuts
+from kamera.reuse.cuts import cut_prompt, fixed_cuts
 from kamera.reuse.discovery import Discovery, discovery_of
 from kamera.reuse.index import ContentIndex, Found, Hit
 from kamera.reuse.prompt import Media, Prompt, Span
@@ -28,10 +28,10 @@ __all__ = [
     "Reuser",
     "Span",
     "Tier",
+    "admissions_after_run",
     "admissions_of",
     "anchors_of",
-    "as_placed",
-    "cut",
+    "cut_prompt",
     "discovery_of",
     "fixed_cuts",
     "recut",

@@ -66,7 +66,9 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
     return tuple(out)
 
 
-def as_placed(admissions: Sequence[Admission], plan: Plan, slots: Sequence[Slot]) -> tuple[Admission, ...]:
+def admissions_after_run(
+    admissions: Sequence[Admission], plan: Plan, slots: Sequence[Slot]
+) -> tuple[Admission, ...]:
     """The admissions after ``plan`` has run, with the guarantees of the window's ``slots``."""
     out = []
     for admission, seat, slot in zip(admissions, plan.after.seats, slots, strict=True):

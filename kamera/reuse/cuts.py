@@ -12,7 +12,7 @@ from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import CutRule
 
 
-def cut(
+def cut_prompt(
     prompt: Prompt, rule: CutRule, kept: Sequence[tuple[int, int]] = (), edges: Sequence[int] = ()
 ) -> list[int]:
     """The boundaries of ``prompt``'s segments in order, 0 and its length among them.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kamera.content import Ids, gear
-from kamera.reuse.cuts import cut, fixed_cuts
+from kamera.reuse.cuts import cut_prompt, fixed_cuts
 from kamera.reuse.parts import Part, Text, choose_parts, divide, fill_gaps
 from kamera.reuse.paths import ROOT, Paths
 from kamera.reuse.prompt import Prompt
@@ -101,7 +101,7 @@ class ContentIndex:
         parts = divide(parts, sorted({*fixed_cuts(prompt, self.rule), *edges}))
         segments = [part for part in parts if self._whole(part) or part.stop - part.start >= LEAST]
         spans = [(part.start, part.stop) for part in segments]
-        cuts = cut(prompt, self.rule, spans, edges)
+        cuts = cut_prompt(prompt, self.rule, spans, edges)
         nodes = self._paths
         hits = [Hit(a, b, nodes[node].segment, o) for a, b, node, o in parts if a >= prefix]
         hits += self._segments(prompt, [*itertools.pairwise(cuts)], parts)

@@ -44,7 +44,7 @@ class Text:
         """Stops of pictures, in order."""
         return [one.stop for one in self.prompt.media]
 
-    def border(self, at: int) -> int:
+    def text_end(self, at: int) -> int:
         """Where the text that holds token ``at`` ends."""
         index = bisect_left(self.starts, at)
         return self.starts[index] if index < len(self.starts) else len(self.prompt)

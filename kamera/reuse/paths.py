@@ -110,7 +110,7 @@ class Paths:
                 if child is not None:
                     ends.append((child, stop, whole + stop - at, (link, Part(at, stop, child, 0))))
                 continue
-            along = self._nodes[node].texts.strings_along(prompt.raw, at, text.border(at))
+            along = self._nodes[node].texts.strings_along(prompt.raw, at, text.text_end(at))
             for child in along.values:
                 stop = at + self.content(child).tokens
                 ends.append((child, stop, whole + stop - at, (link, Part(at, stop, child, 0))))
@@ -126,7 +126,7 @@ class Paths:
         """
         parts = self._backward(text, node, offset, at, first)[::-1]
         ids = self.content(node).ids[4 * offset :]
-        count = common_head(ids_of(ids), text.prompt.ids[at : text.border(at)])
+        count = common_head(ids_of(ids), text.prompt.ids[at : text.text_end(at)])
         if count:
             start, begin = (at, offset) if not parts else (parts[-1].start, parts[-1].offset)
             parts[-1:] = [Part(start, at + count, node, begin)]

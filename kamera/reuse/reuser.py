@@ -13,7 +13,7 @@ import torch
 from kamera.content import Chunk, LandmarkReader, Message, common_prefix
 from kamera.engines import Account, HasEngine, Usage
 from kamera.errors import ProcessorRequired
-from kamera.reuse.admission import Admission, admissions_of, as_placed
+from kamera.reuse.admission import Admission, admissions_after_run, admissions_of
 from kamera.reuse.discovery import Discovery
 from kamera.reuse.pieces import Pieces, pieces_of_ids, pieces_of_messages
 from kamera.reuse.prompt import Prompt
@@ -90,12 +90,12 @@ class ReusePlan:
         self._has_run = True
         window = self._window
         self._reuser._discovery.add(self._pieces.prompt, self._pieces.cuts)
-        with self._reuser._account.now(self._reuser.backbone):
+        with self._reuser._account.count_now(self._reuser.backbone):
             if len(self.question):
                 expect(window, self.question)
             report = window.run(self._plan)
-        self._reuser.hold(window)
-        admissions = as_placed(self.admissions, self._plan, window.slots)
+        self._reuser.keep_fork(window)
+        admissions = admissions_after_run(self.admissions, self._plan, window.slots)
         return Reused(window, self.question, admissions, report)
 
 
@@ -152,7 +152,7 @@ class Reuser:
         a `Prompt` with media, UnidentifiedMedia for ids of placeholders, whose pixels are missing, and the
         errors of `Conversations.render` and `KameraWindow.plan`.
         """
-        with self._account.now(self.backbone):
+        with self._account.count_now(self.backbone):
             return self._prepare(prompt, tools)
 
     def usage(self) -> Usage:
@@ -163,7 +163,7 @@ class Reuser:
         """
         return self._account.usage
 
-    def hold(self, window: KameraWindow) -> None:
+    def keep_fork(self, window: KameraWindow) -> None:
         """Keep a fork of a window for later prompts that begin as it does; the oldest goes.
 
         The window itself stays the caller's: what happens in it later reaches no prompt.
@@ -191,7 +191,7 @@ class Reuser:
         window, equal_count = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:equal_count])
         order = (*window.slots[:equal_count], *pieces.chunks[equal_count:])
-        peers = self._texts.beginning_as(pieces.chunks)
+        peers = self._texts.texts_with_head(pieces.chunks)
         self._texts.add(pieces.chunks)
         policy = strict(terms_in_force(window).served)
         recurring = pieces.hit_ids if policy.moves else ()
@@ -218,7 +218,7 @@ class Reuser:
         fresh = KameraWindow(
             self.backbone, self.store, anchor, max_tokens=self._max_tokens, policy=self.policy
         )
-        self.hold(fresh)
+        self.keep_fork(fresh)
         return fresh.fork(), 0
 
 

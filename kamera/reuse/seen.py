@@ -35,7 +35,7 @@ class Seen:
             if not alike:
                 del self._ids_by_head[_head(chunk)]
 
-    def beginning_as(self, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+    def texts_with_head(self, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
         """The texts that share a shortest head with one of ``chunks``, the last 64 of each head."""
         heads = dict.fromkeys(_head(chunk) for chunk in chunks if not chunk.inputs)
         alike = (list(self._ids_by_head.get(head, ()))[-_ALIKE:] for head in heads)

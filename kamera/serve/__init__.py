@@ -7,6 +7,6 @@ from kamera.serve.app import Front, run, server_of
 from kamera.serve.keys import LOCAL, Keys
 from kamera.serve.refusal import Refusal
 from kamera.serve.service import Service, Within
-from kamera.window.view.live import bound
+from kamera.window.view.live import bind_socket
 
-__all__ = ["LOCAL", "Front", "Keys", "Refusal", "Service", "Within", "bound", "run", "server_of"]
+__all__ = ["LOCAL", "Front", "Keys", "Refusal", "Service", "Within", "bind_socket", "run", "server_of"]

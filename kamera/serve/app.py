@@ -57,7 +57,7 @@ class Bodies:
     def __init__(self) -> None:
         self.bytes = 0
 
-    def around(self, app: ASGIApp) -> ASGIApp:
+    def limit_bodies(self, app: ASGIApp) -> ASGIApp:
         """The application, in which a body that is too large, or one too many, ends its own request."""
         return partial(self._run, app)
 
@@ -101,7 +101,7 @@ class Front(Page):
         self._started = int(time.time())
         self._refused = 0
 
-    def seen(self, request: Request) -> Lives:
+    def visible_lives(self, request: Request) -> Lives:
         """The lives of the tenant's sessions."""
         return self.service.lives_of(self._keys.tenant(request))
 
@@ -121,7 +121,7 @@ class Front(Page):
         AppStatus.disable_automatic_graceful_drain()  # a stopping server finishes its streams
         app = Starlette(
             lifespan=life,
-            middleware=[Middleware(self._bodies.around)],
+            middleware=[Middleware(self._bodies.limit_bodies)],
             routes=[
                 *self.routes,
                 Route("/v1/chat/completions", self.answer, methods=["POST"]),
@@ -151,7 +151,7 @@ class Front(Page):
         # what fails before the first text has a status of its own
         heard = await self._first_heard(request, tenant, dialect, job)
         if not dialect.asked.stream:
-            return JSONResponse(dialect.whole(heard[0]))
+            return JSONResponse(dialect.whole_answer(heard[0]))
         return EventSourceResponse(self._events(job, dialect, heard), send_timeout=SENDING)
 
     async def response(self, request: Request) -> Response:
@@ -241,13 +241,13 @@ class Front(Page):
     ) -> AsyncIterator[bytes]:
         """The events of an answer, from what was heard first."""
         try:
-            yield _encode(dialect.opening())
+            yield _encode(dialect.opening_events())
             while isinstance(heard, str):
-                yield _encode(dialect.piece(heard))
+                yield _encode(dialect.piece_events(heard))
                 heard = await job.next()
-            yield _encode(dialect.closing(heard[0]))
+            yield _encode(dialect.closing_events(heard[0]))
         except Refusal as refusal:
-            yield _encode(dialect.failing(refusal))
+            yield _encode(dialect.error_events(refusal))
         finally:
             job.cancel()
 

@@ -14,9 +14,9 @@ class Chat(Dialect):
     prefix = "chatcmpl-"
 
     def __init__(self, body: Fields, session: str | None = None) -> None:
-        options = body.inner("stream_options", absent=True)
+        options = body.take_object("stream_options", absent=True)
         self._with_usage = options.take("include_usage", bool, False)
-        options.only(include_obfuscation=False)
+        options.accept_only(include_obfuscation=False)
         options.finish()
         tokens = [body.count(name) for name in ("max_completion_tokens", "max_tokens")]
         asked = Asked(
@@ -30,12 +30,12 @@ class Chat(Dialect):
             hint=hint_of(body),
             **common(body, session, 2),
         )
-        body.only(n=1, logit_bias={}, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
-        body.only(response_format={"type": "text"}, modalities=["text"], store=False, metadata={})
-        body.only(parallel_tool_calls=True, service_tier=("auto", "default"))
+        body.accept_only(n=1, logit_bias={}, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
+        body.accept_only(response_format={"type": "text"}, modalities=["text"], store=False, metadata={})
+        body.accept_only(parallel_tool_calls=True, service_tier=("auto", "default"))
         super().__init__(body, asked)
 
-    def whole(self, said: Said) -> dict[str, Any]:
+    def whole_answer(self, said: Said) -> dict[str, Any]:
         text = said.content or (None if said.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         message |= {"tool_calls": [*said.calls]} if said.calls else {}
@@ -47,15 +47,15 @@ class Chat(Dialect):
         usage |= {"total_tokens": prompt + completion, "prompt_tokens_details": {"cached_tokens": cached}}
         return {**self._head(""), "choices": [choice], "usage": usage, "kamera": said.kamera}
 
-    def opening(self) -> Events:
+    def opening_events(self) -> Events:
         return [self._chunk({"role": "assistant", "content": ""})]
 
-    def piece(self, text: str) -> Events:
+    def piece_events(self, text: str) -> Events:
         return [self._chunk({"content": text})]
 
-    def closing(self, said: Said) -> Events:
+    def closing_events(self, said: Said) -> Events:
         """Calls, the reason, and the usage if it was asked for."""
-        whole = self.whole(said)
+        whole = self.whole_answer(said)
         (choice,), usage, kamera = whole["choices"], whole["usage"], whole["kamera"]
         calls = [self._chunk({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(said.calls)]
         last = [self._chunk({}, choice["finish_reason"], choice["logprobs"], kamera=kamera)]

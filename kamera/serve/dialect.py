@@ -80,7 +80,7 @@ class Dialect:
 
     ``asked`` is read from the ``body`` at construction, which raises InvalidRequest. Each API writes the
     answer as one object (``whole``), or as events: ``opening`` before the first text, ``piece`` for each
-    text, ``closing`` with calls and usage; `failing` if the answer breaks off.
+    text, ``closing`` with calls and usage; `error_events` if the answer breaks off.
     """
 
     prefix = ""
@@ -92,7 +92,7 @@ class Dialect:
         self.id = self.prefix + secrets.token_hex(12)
         self.created = int(time.time())
 
-    def failing(self, refusal: Refusal) -> Events:
+    def error_events(self, refusal: Refusal) -> Events:
         """Events of an error behind the first text."""
         return [refusal.openai()]
 
@@ -101,7 +101,7 @@ def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
     """What all APIs share: ``kamera`` (the least guarantee, ids of session and turn), ``session_id``,
     ``stream``, ``top_p``, ``temperature``.
     """
-    own = body.inner("kamera", absent=True)
+    own = body.take_object("kamera", absent=True)
     minimum, named, after = (own.take(name, str) for name in ("minimum", "session_id", "after"))
     own.finish()
     if minimum is not None and minimum not in GUARANTEES:

@@ -22,7 +22,7 @@ class Messages(Dialect):
         if "system" in body:
             system = [{"role": "system", "content": content_of(body, "system", pictures=False)}]
         messages = [made for m in body.objects("messages", needed=True) for made in anthropic_messages(m)]
-        user = body.inner("metadata", absent=True)
+        user = body.take_object("metadata", absent=True)
         asked = Asked(
             messages=[*system, *messages],
             tools=anthropic_tools(body),
@@ -30,18 +30,18 @@ class Messages(Dialect):
             top_k=body.count("top_k", 0),
             stop=body.texts("stop_sequences", 16),
             hint=user.take("user_id", str, ""),
-            clearing=clearing_of(body.inner("context_management", absent=True)),
+            clearing=clearing_of(body.take_object("context_management", absent=True)),
             **common(body, session, 1),
         )
         user.finish()
-        body.only(thinking={"type": "disabled"}, service_tier=("auto", "standard_only"))
+        body.accept_only(thinking={"type": "disabled"}, service_tier=("auto", "standard_only"))
         super().__init__(body, asked)
         if asked.max_tokens is None and not counts:
             raise InvalidRequest("max_tokens is missing: give a whole number", "max_tokens")
         self._blocks = 0
         self._open = False  # the text, which is the first block
 
-    def whole(self, said: Said) -> dict[str, Any]:
+    def whole_answer(self, said: Said) -> dict[str, Any]:
         blocks = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
         for made in said.calls:
             use = {"type": "tool_use", "id": made["id"], "name": made["function"]["name"]}
@@ -56,23 +56,23 @@ class Messages(Dialect):
         whole = {**self._head(blocks, usage), **end}
         return {**whole, "context_management": edits, "kamera": said.kamera}
 
-    def opening(self) -> Events:
+    def opening_events(self) -> Events:
         """The message without content; its usage comes at the end."""
         head = self._head([], {"input_tokens": 0, "output_tokens": 0})
         return [{"type": "message_start", "message": {**head, "stop_reason": None, "stop_sequence": None}}]
 
-    def piece(self, text: str) -> Events:
+    def piece_events(self, text: str) -> Events:
         """A delta, in a block that begins with the first one."""
         opened = [] if self._open else [self._begin({"type": "text", "text": ""})]
         self._open = True
         return [*opened, self._block("delta", delta={"type": "text_delta", "text": text})]
 
-    def closing(self, said: Said) -> Events:
+    def closing_events(self, said: Said) -> Events:
         """The end of the text, the calls, the reason and the usage."""
-        events = self.piece("") if not self._open and not said.calls else []
+        events = self.piece_events("") if not self._open and not said.calls else []
         if self._open:
             events.append(self._block("stop"))
-        whole = self.whole(said)
+        whole = self.whole_answer(said)
         uses = (block for block in whole["content"] if block["type"] == "tool_use")
         for use, made in zip(uses, said.calls, strict=True):
             delta = {"type": "input_json_delta", "partial_json": made["function"]["arguments"]}
@@ -82,7 +82,7 @@ class Messages(Dialect):
         delta = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         return [*events, {"type": "message_delta", "delta": delta, **last}, {"type": "message_stop"}]
 
-    def failing(self, refusal: Refusal) -> Events:
+    def error_events(self, refusal: Refusal) -> Events:
         return [refusal.anthropic()]
 
     def _head(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:

@@ -54,13 +54,13 @@ class Responses(Dialect):
             **shared,
         )
         self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {})}
-        body.only(parallel_tool_calls=True, truncation="disabled", background=False)
-        body.only(text={"format": {"type": "text"}}, reasoning={}, service_tier=("auto", "default"))
+        body.accept_only(parallel_tool_calls=True, truncation="disabled", background=False)
+        body.accept_only(text={"format": {"type": "text"}}, reasoning={}, service_tier=("auto", "default"))
         super().__init__(body, asked)
         self._sent = 0
         self._item = self.id.replace("resp", "msg")
 
-    def whole(self, said: Said) -> dict[str, Any]:
+    def whole_answer(self, said: Said) -> dict[str, Any]:
         """A ``response``; it is kept, unless the request said not to."""
         prompt, cached, completion = said.turn.usage
         usage: dict[str, Any] = {"input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached}}
@@ -75,7 +75,7 @@ class Responses(Dialect):
             self._documents.keep(self._tenant, document)
         return document
 
-    def opening(self) -> Events:
+    def opening_events(self) -> Events:
         """The response and its message, both empty."""
         document = self._document("in_progress", [])
         message = {**self._message([]), "status": "in_progress"}
@@ -86,12 +86,12 @@ class Responses(Dialect):
             self._event("content_part.added", **self._place, part=_part()),
         ]
 
-    def piece(self, text: str) -> Events:
+    def piece_events(self, text: str) -> Events:
         return [self._event("output_text.delta", **self._place, delta=text, logprobs=[])]
 
-    def closing(self, said: Said) -> Events:
+    def closing_events(self, said: Said) -> Events:
         """The end of the message, the calls, and the whole response."""
-        whole = self.whole(said)
+        whole = self.whole_answer(said)
         message, *calls = whole["output"]
         events = [
             self._event("output_text.done", **self._place, text=said.content, logprobs=said.logprobs or []),
@@ -109,7 +109,7 @@ class Responses(Dialect):
             ]
         return [*events, self._event(whole["status"], response=whole)]
 
-    def failing(self, refusal: Refusal) -> Events:
+    def error_events(self, refusal: Refusal) -> Events:
         error = {"code": refusal.type, "message": refusal.message}
         return [self._event("failed", response={**self._document("failed", []), "error": error})]
 

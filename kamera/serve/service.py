@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations, Fields, fits, json_object, likely
+from kamera.content import Conversations, Fields, fits, json_object, logprob_items
 from kamera.engines import Completes
 from kamera.engines.hf import Backbone, HfEngine, ServedModel
 from kamera.serve.chat import Chat
@@ -88,7 +88,7 @@ class Service:
         turn = pool.send(asked.messages, asked.session, tenant, **options)
         called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
         content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
-        noted = None if turn.logprobs is None else likely(turn.logprobs, content, self._conversations)
+        noted = None if turn.logprobs is None else logprob_items(turn.logprobs, content, self._conversations)
         said = Said(turn, content, calls, stream.stopped, edit, noted)
         if calls:  # the client's results answer them by their ids
             self._branches[tenant].retell(turn.turn_id, said.message)
@@ -204,6 +204,6 @@ class Within:
             dialect = Chat(Fields(json_object(json.dumps(body).encode())))
             stream = Stream(dialect.asked.stop, self._service.calls if dialect.asked.tools else None)
             with self._lock:
-                return dialect.whole(self._service.answer(dialect.asked, self._tenant, stream))
+                return dialect.whole_answer(self._service.answer(dialect.asked, self._tenant, stream))
         except Exception as error:
             raise refusal_of(error) from error

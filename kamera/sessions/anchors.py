@@ -85,7 +85,7 @@ class Anchors:
                     self._windows[name] = KameraWindow(
                         self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
                     )
-                    self.hear(self._windows[name])
+                    self.listen_to(self._windows[name])
                 seconds = time.perf_counter() - start_time
                 opening = Spent(work.forwards, work.tokens, work.vision_encodes, seconds)
                 self.prefill_count += opening.forwards
@@ -94,7 +94,7 @@ class Anchors:
                 self._windows.popitem(last=False)
             return self._windows[name].fork(), opening
 
-    def hear(self, window: KameraWindow) -> None:
+    def listen_to(self, window: KameraWindow) -> None:
         """Listen to a window, and to its forks."""
         if self._listener is not None:
             window.on_event(self._listener)

@@ -26,7 +26,7 @@ from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import anchor_ids, end_of, prefix_tokens, prompt_of_messages
 from kamera.sessions.modes import Manner
-from kamera.sessions.showing import State, choose, media_of
+from kamera.sessions.showing import State, choose_treatment, media_of
 from kamera.window import KameraWindow
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Anticipation:
             client = anticipation._learn()
             del anticipation
             try:
-                for next_history in foreseen(live_state, client, manner.edit_policy):
+                for next_history in foresee_histories(live_state, client, manner.edit_policy):
                     ready = prepare_window(live_state, next_history, anchors, manner)
                     if ready is not None:
                         return Ready(ready, anchors.memory(ready.window).own)
@@ -77,7 +77,7 @@ class Anticipation:
         anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
         self._preparation.begin(make)
 
-    def take(self) -> State | None:
+    def take_prepared(self) -> State | None:
         """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
         return self._preparation.take()
 
@@ -91,7 +91,7 @@ class Anticipation:
         return self._client
 
 
-def foreseen(state: State, client: Client, policy: EditPolicy | None) -> Iterator[Foreseen]:
+def foresee_histories(state: State, client: Client, policy: EditPolicy | None) -> Iterator[Foreseen]:
     """Next histories after an answer, the likeliest first. Raises EditPolicyFailed."""
     history = state.messages
     if not history or history[-1].get("role") != "assistant":
@@ -126,7 +126,7 @@ def prepare_window(state: State, next_history: Foreseen, anchors: Anchors, manne
     window = anchors.fork(state.window, apart=True)
     prompt = prompt.cut_as(layout.prompt)
     media = media_of(anchors, messages)
-    choice, _ = choose(anchors, window, layout, prompt, media, [manner.mode], manner.reuse)
+    choice, _ = choose_treatment(anchors, window, layout, prompt, media, [manner.mode], manner.reuse)
     window.run(choice.plan)
     return replace(state, layout=choice.order.layout, window=window)
 

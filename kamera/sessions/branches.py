@@ -46,7 +46,7 @@ class Branches:
 
         A turn that was asked again, and answered the same, goes on from none.
         """
-        first, base = first_said(history), before[first_said(before) :]
+        first, base = first_non_system(history), before[first_non_system(before) :]
         with self._lock:
             if last is None or not self._is_whole(last) or not same(history[first:-1][: len(base)], base):
                 last, base = None, ()
@@ -64,7 +64,7 @@ class Branches:
                 )
             return self._join(name)
 
-    def now(self, name: str | None) -> History | None:
+    def history_or_none(self, name: str | None) -> History | None:
         """The messages up to a turn, also of one that left itself; None if that is not known."""
         with self._lock:
             return self._join(name) if name is not None and self._is_whole(name) else None
@@ -76,7 +76,7 @@ class Branches:
             if turn is not None and not turn.has_left:
                 self._put(name, replace(turn, messages=(*turn.messages[:-1], dict(answer))))
 
-    def leave(self, name: str) -> None:
+    def remove_turn(self, name: str) -> None:
         """Take a turn out of all histories; turns behind it stay. Raises UnknownTurn for one never kept."""
         with self._lock:
             turn = self._turns.get(name)
@@ -145,7 +145,7 @@ def whole_history(
     return (*old_history, *new_messages) if append or branches else new_messages
 
 
-def first_said(messages: Sequence[Message]) -> int:
+def first_non_system(messages: Sequence[Message]) -> int:
     """Index of the first message that is no system message."""
     indices = (i for i, m in enumerate(messages) if m.get("role") not in ("system", "developer"))
     return next(indices, len(messages))

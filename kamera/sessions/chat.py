@@ -21,7 +21,7 @@ from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import lock_folder, read_document
-from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, check_own
+from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
 from kamera.sessions.sampling import Options
@@ -80,7 +80,7 @@ class ChatSession:
             engine, backbone.engine, store, max_tokens=max_tokens, policy=policy, listener=listener
         )
         if uncached or reuse:
-            check_own(anchors, "uncached and reuse")
+            refuse_over_engine(anchors, "uncached and reuse")
         self._begin(anchors, Manner(tools, mode, edit_policy, uncached, reuse), State())
 
     def _begin(self, anchors: Anchors, manner: Manner, state: State) -> None:
@@ -198,8 +198,8 @@ class ChatSession:
         The window follows as after any edit under the session's mode. Raises UnknownTurn.
         """
         with self._change():
-            self._anchors.branches.leave(turn_id)
-            history, state = self._anchors.branches.now(self.state.last), self.state
+            self._anchors.branches.remove_turn(turn_id)
+            history, state = self._anchors.branches.history_or_none(self.state.last), self.state
             if history is not None and len(history) < len(state.messages):
                 state = replace(state, ids=None, layout=None, window=None)
                 with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
@@ -213,7 +213,7 @@ class ChatSession:
 
         ``messages`` as for `send`; None means the present history.
         """
-        check_own(self._anchors, "logits")
+        refuse_over_engine(self._anchors, "logits")
         with self._change():
             history = self._shape(whole_history(self.state.messages, messages, append))
             try:
@@ -234,7 +234,7 @@ class ChatSession:
         have shown it (`kamera.edits.Client`). The next turn never waits for it, and serves of it what its
         prompt has (`TurnReport.anticipated`).
         """
-        with self._account.now(self.backbone):
+        with self._account.count_now(self.backbone):
             if isinstance(self._anchors, EngineAnchors):
                 self._anchors.prepare(self.state.window)
             else:
@@ -268,7 +268,7 @@ class ChatSession:
         another went on from it, StoreError if the operating system refuses or the directory holds other
         files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a missing picture.
         """
-        check_own(self._anchors, "a saved session")
+        refuse_over_engine(self._anchors, "a saved session")
         with lock_folder(Path(path)):
             save_session(Path(path), self.state, self._anchors, self.manner, session_id)
 
@@ -292,7 +292,7 @@ class ChatSession:
         anchors = Anchors(backbone.engine, store, max_tokens=document.max_tokens, policy=document.policy)
         manner = Manner(document.tools, document.mode, edit_policy, document.uncached, reuse)
         session = open_session(anchors, manner)
-        with session._account.now(session.backbone):
+        with session._account.count_now(session.backbone):
             session.state = load_session(Path(path), document, anchors)
         return session
 
@@ -305,9 +305,9 @@ class ChatSession:
         Raises ValueError inside of another change of the same thread, whose state would replace this one's.
         """
         old_state = self.state
-        if self._lock.mine:
+        if self._lock.is_mine:
             raise ValueError("this session is in the midst of an answer: use session.fork() in a streamer")
-        with self._account.now(self.backbone), self._lock:
+        with self._account.count_now(self.backbone), self._lock:
             yield old_state
 
     def _behind(self, turn_id: str) -> State:
@@ -329,7 +329,7 @@ class ChatSession:
     ) -> Shown:
         """A state whose window holds the prompt of a history; ``old`` (the present one) is unchanged."""
         old, modes = (
-            replace(old or self.state, next_state=self._anticipation.take()),
+            replace(old or self.state, next_state=self._anticipation.take_prepared()),
             modes or [self.manner.mode],
         )
         with self.backbone.identity.steady():

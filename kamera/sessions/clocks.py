@@ -24,7 +24,7 @@ class Clocks:
     def __init__(self) -> None:
         self._forms: OrderedDict[str, set[str]] = OrderedDict()
 
-    def see(self, tenant: str, messages: Sequence[Message]) -> None:
+    def note_system_prompt(self, tenant: str, messages: Sequence[Message]) -> None:
         """Note the system prompt of a request."""
         first = messages[0].get("content") if messages and messages[0].get("role") == "system" else None
         if not isinstance(first, str) or not (numbers := re.findall(r"\d+", first)):

@@ -27,7 +27,7 @@ from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, tools_digest
 from kamera.store import ChunkStore, signature
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import Saved, SealedFile, well_formed
+from kamera.window import Saved, SealedFile, refuse_malformed
 
 MEDIA = "media"
 """The folder of its pictures."""
@@ -116,7 +116,7 @@ def read_document(path: Path, store: ChunkStore | None = None, name: str | None 
     secret, StoreVersionError for one of another format.
     """
     where, json_value = path / SESSION.name, SESSION.read(path).document
-    with well_formed(where):
+    with refuse_malformed(where):
         mark = json_value.pop("signature")
         document = _parse_document({k: value for k, value in json_value.items() if k != "version"})
         if _text(document.to_json()) != _text(json_value):  # a value of another type, or an entry of no field
@@ -141,7 +141,7 @@ def lock_folder(path: Path) -> Iterator[None]:
         with contextlib.ExitStack() as locks:
             try:
                 old_stat = os.stat(path)
-                locks.enter_context(files.locked(path))
+                locks.enter_context(files.lock_path(path))
                 new_stat = os.stat(path)
             except FileNotFoundError:  # removed meanwhile
                 continue

@@ -23,7 +23,7 @@ from kamera.engines import (
 from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
 from kamera.sessions.anchors import Anchors, SessionWindow
-from kamera.sessions.layout import Layout, anchor_segments
+from kamera.sessions.layout import Layout, count_anchor_segments
 from kamera.sessions.modes import choices, mode_of
 from kamera.sessions.ordering import Orders
 from kamera.sessions.sampling import Options, generate_options
@@ -47,7 +47,7 @@ class Opening(Conversations):
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
         """As `Conversations.render`."""
         prompt = super().render(messages, tools=tools)
-        at = anchor_segments(prompt)
+        at = count_anchor_segments(prompt)
         text = prompt.segments[at] if at < len(prompt.segments) else None
         tags = [tag for tag in prompt.tags if text is not None and text.start == tag[0] < tag[1] <= text.stop]
         if text is None or text.media is not None or not tags or tags[0][1] > prompt.stable:
@@ -67,7 +67,7 @@ class EngineAnchors(Anchors):
         super().__init__(backbone, store, **options)
         self.engine, self.conversations = engine, Opening(backbone.processor)
         if options.get("listener") is not None:
-            check_own(self, "a trace")
+            refuse_over_engine(self, "a trace")
         self.open(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
 
     def open(self, ids: torch.Tensor) -> tuple[EngineWindow, Spent]:
@@ -97,7 +97,7 @@ def anchors_over(engine: Completes | None, backbone: Engine, store: ChunkStore, 
     return EngineAnchors(engine, backbone, store, **options)
 
 
-def check_own(anchors: Anchors, feature: str) -> None:
+def refuse_over_engine(anchors: Anchors, feature: str) -> None:
     """Raise UnsupportedByEngine for what takes a model and a live cache, over an engine."""
     if isinstance(anchors, EngineAnchors):
         raise UnsupportedByEngine(f"{feature}: model and KV are an engine's; use a session without one")

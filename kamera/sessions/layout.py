@@ -11,7 +11,7 @@ import torch
 from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.modes import first_that_knows_more
-from kamera.window import Arrange, KameraWindow, cut
+from kamera.window import Arrange, KameraWindow, cut_text
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
@@ -25,7 +25,7 @@ class Layout:
     runs: tuple[Run, ...]
 
 
-def question(prompt: Rendered) -> int:
+def question_start(prompt: Rendered) -> int:
     """Start of the question's tokens: the generation prompt.
 
     Without one in the template, the last segment is the question.
@@ -35,10 +35,10 @@ def question(prompt: Rendered) -> int:
 
 def question_ids(prompt: Rendered) -> torch.Tensor:
     """The question's tokens, int64 ``[tokens]``."""
-    return prompt.ids[question(prompt) :]
+    return prompt.ids[question_start(prompt) :]
 
 
-def anchor_segments(prompt: Rendered) -> int:
+def count_anchor_segments(prompt: Rendered) -> int:
     """Number of leading segments that are the template's own or a system message's text."""
     count = 0
     for segment in prompt.segments:
@@ -50,16 +50,16 @@ def anchor_segments(prompt: Rendered) -> int:
 
 def anchor_tokens(prompt: Rendered) -> torch.Tensor:
     """The anchor's tokens, int64 ``[tokens]``."""
-    first = anchor_segments(prompt)
+    first = count_anchor_segments(prompt)
     return prompt.ids[: prompt.segments[first - 1].stop if first else 0]
 
 
 def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
     """Ids of the anchor's segments."""
-    return prompt.segment_ids()[: anchor_segments(prompt)]
+    return prompt.segment_ids()[: count_anchor_segments(prompt)]
 
 
-def last_said(prompt: Rendered) -> set[str]:
+def last_answer_ids(prompt: Rendered) -> set[str]:
     """Ids of the segments of the last answer in the prompt."""
     answer_segments = [s for s in prompt.segments if s.role == "assistant"]
     return {s.id for s in answer_segments if s.messages == answer_segments[-1].messages}
@@ -71,11 +71,11 @@ def cuts(old_layout: Layout, prompt: Rendered) -> dict[int, list[int]]:
     same = common_prefix(old_layout.prompt.segment_ids(), prompt.segment_ids())
     if not old_layout.runs or same >= old_layout.runs[-1][1]:
         return {}
-    new_indices, slot_cuts = _there(old_layout, prompt), dict[int, list[int]]()
+    new_indices, slot_cuts = _new_indices(old_layout, prompt), dict[int, list[int]]()
     for slot, (start, stop) in enumerate(old_layout.runs):
         borders, index = [], start
         while index < stop:
-            index += max(1, _equal(old_layout, prompt, (index, stop), new_indices.get(index)))
+            index += max(1, _count_equal(old_layout, prompt, (index, stop), new_indices.get(index)))
             borders.append(index)
         if len(borders) > 1 and any(i in new_indices for i in range(start, stop)):
             slot_cuts[slot] = [old[i].start - old[start].start for i in borders[:-1]]
@@ -88,19 +88,19 @@ def keep_head(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     What leaves was behind all that stays, so nothing that stays was conditioned on it. Behind the layout's
     slots there may be one more: the head of a text that ``prompt`` goes on otherwise.
     """
-    old, stop = layout.prompt.segments, question(prompt)
+    old, stop = layout.prompt.segments, question_start(prompt)
     same = common_prefix(layout.prompt.segment_ids(), prompt.segment_ids())
     same = min(same, sum([segment.start < stop for segment in prompt.segments]))
     for slot, (start, end) in enumerate(layout.runs):
         at = [] if not start < same < end else [old[same].start - old[start].start]
-        if at and len(cut(window, slot, at)) > 1:
+        if at and len(cut_text(window, slot, at)) > 1:
             layout = cut_at(layout, slot, at)
     clean = first_that_knows_more(window.slots)
     count = stay = min(sum([end <= same for _, end in layout.runs]), clean)
     if count < clean and old[layout.runs[count][0]].media is None:
         shared_tokens = common_prefix(layout.prompt.ids.tolist(), prompt.ids.tolist())
         equal, last = shared_tokens - old[layout.runs[count][0]].start, window.slots[count]
-        stay += equal >= last.length or (equal > 0 and len(cut(window, last, [equal])) > 1)
+        stay += equal >= last.length or (equal > 0 and len(cut_text(window, last, [equal])) > 1)
     window.run(window.plan(Arrange(window.slots[:stay], archive=False)))
     return Layout(layout.prompt, layout.runs[:count])
 
@@ -139,13 +139,13 @@ def prompt_of_messages(prompt: Rendered, messages: int) -> Rendered:
     return replace(prompt, segments=prompt.segments[:stop], stable=prompt.segments[stop].start)
 
 
-def _there(old_layout: Layout, prompt: Rendered) -> dict[int, int]:
+def _new_indices(old_layout: Layout, prompt: Rendered) -> dict[int, int]:
     """Indices in the new prompt of the segments that it has, too."""
     change = difference(old_layout.prompt, prompt)
     return dict((*change.kept, *change.moved))
 
 
-def _equal(old_layout: Layout, prompt: Rendered, run: Run, new_index: int | None) -> int:
+def _count_equal(old_layout: Layout, prompt: Rendered, run: Run, new_index: int | None) -> int:
     """Number of segments of a run, from its first on, that the new prompt has in a row at ``new_index``.
 
     By their ids: of equal tags a difference may name any.
@@ -156,11 +156,11 @@ def _equal(old_layout: Layout, prompt: Rendered, run: Run, new_index: int | None
     return common_prefix([s.id for s in old], [s.id for s in new[: len(old)]])
 
 
-def standing(old_layout: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
+def runs_in_prompt(old_layout: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
     """Slot and end of each run that stands in ``prompt`` too, by its first segment there."""
-    new_indices, slots_and_ends = _there(old_layout, prompt), {}
+    new_indices, slots_and_ends = _new_indices(old_layout, prompt), {}
     for slot, run in enumerate(old_layout.runs):
         at = new_indices.get(run[0])
-        if at is not None and _equal(old_layout, prompt, run, at) == run[1] - run[0]:
+        if at is not None and _count_equal(old_layout, prompt, run, at) == run[1] - run[0]:
             slots_and_ends[at] = (slot, at + run[1] - run[0])
     return slots_and_ends

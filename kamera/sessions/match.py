@@ -11,7 +11,7 @@ from typing import Literal
 from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
+from kamera.sessions.layout import Layout, anchor_ids, count_anchor_segments
 from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, terms_in_force
@@ -124,7 +124,7 @@ def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[
 
     Of the window's prompt the segments before ``last`` count.
     """
-    segments, anchor = layout.prompt.segments, anchor_segments(prompt)
+    segments, anchor = layout.prompt.segments, count_anchor_segments(prompt)
     last = (layout.runs[-1][1] if layout.runs else 0) if last is None else last
     same = min(last, common_prefix(layout.prompt.segment_ids(), prompt.segment_ids()))
     shared_tokens, window_tokens = (sum(s.num_tokens for s in segments[anchor:stop]) for stop in (same, last))
@@ -134,7 +134,7 @@ def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[
 def _common(layout: Layout, prompt: Rendered) -> int:
     """Tokens after the anchor that both hold, at any position."""
     change = difference(layout.prompt, prompt)
-    first = anchor_segments(prompt)
+    first = count_anchor_segments(prompt)
     both = [j for _, j in (*change.kept, *change.moved) if j >= first]
     return sum(prompt.segments[j].num_tokens for j in both)
 
@@ -170,7 +170,7 @@ def candidates(entries: Entries, tenant: str, kind: str) -> dict[str, Candidate]
     return sessions
 
 
-def trim(entries: Entries, most: int, most_bytes: int | None) -> dict[str, int]:
+def evict_sessions(entries: Entries, most: int, most_bytes: int | None) -> dict[str, int]:
     """Evict the least recently used sessions that are not busy, down to both limits; how many for which."""
     counts = {"evicted_count": 0, "evicted_bytes": 0}
     size = sum(entry.bytes for entry in entries.values())

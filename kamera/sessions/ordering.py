@@ -11,7 +11,7 @@ from kamera.content import LONGEST, Chunk, Extent, ProcessedMedia, Rendered
 from kamera.errors import PolicyRefused
 from kamera.forks import lazy
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import Layout, Run, anchor_segments, question, standing
+from kamera.sessions.layout import Layout, Run, count_anchor_segments, question_start, runs_in_prompt
 from kamera.trust import GUARANTEES, OnLeave, ReusePolicy, at_least, weakest
 from kamera.window import (
     GLUE,
@@ -80,7 +80,7 @@ class Orders:
 
     @lazy
     def _standing(self) -> dict[int, tuple[int, int]]:
-        return {} if self.old_layout is None else standing(self.old_layout, self.prompt)
+        return {} if self.old_layout is None else runs_in_prompt(self.old_layout, self.prompt)
 
     def _pieces(self, on_leave: OnLeave) -> list[Piece]:
         """The runs between anchor and question.
@@ -89,8 +89,8 @@ class Orders:
         adjacent texts behind the first change, else a closing tag behind a new text and, unless all stands
         apart, glue.
         """
-        segments, stop = self.prompt.segments, question(self.prompt)
-        pieces, index = list[Piece](), anchor_segments(self.prompt)
+        segments, stop = self.prompt.segments, question_start(self.prompt)
+        pieces, index = list[Piece](), count_anchor_segments(self.prompt)
         while index < len(segments) and segments[index].start < stop:
             slot, last = self._standing.get(index, (None, index + 1))
             pieces.append(((index, last), slot))

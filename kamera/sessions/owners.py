@@ -81,7 +81,7 @@ class Incoming:
         return self.anchors.store.tenant
 
     @lazy
-    def whole(self) -> Sequence[Message] | None:
+    def full_history(self) -> Sequence[Message] | None:
         """The history with the messages; None if only the session has it. Raises UnknownTurn, ValueError."""
         if self.after is not None:
             return whole_history(self.anchors.branches.history(self.after), self.messages, branches=True)
@@ -90,10 +90,10 @@ class Incoming:
     @lazy
     def prompt(self) -> Rendered | None:
         """The prompt of the history; None if it cannot be cut, an error that its session raises."""
-        if self.whole is None:
+        if self.full_history is None:
             return None
         try:
-            shaped_history = self.manner.apply_policy(self.whole, 0)
+            shaped_history = self.manner.apply_policy(self.full_history, 0)
             return self.anchors.conversations.render(shaped_history, tools=self.manner.tools)
         except (KameraError, ValueError):
             return None
@@ -101,10 +101,12 @@ class Incoming:
     @lazy
     def tails(self) -> frozenset[str]:
         """The tails of the history (`kamera.sessions.owners`)."""
-        if self.whole is None or self.prompt is None:
+        if self.full_history is None or self.prompt is None:
             return frozenset()
         owner = (self.tenant, self.manner.kind, self.hint)
-        return tails_of(owner, anchor_ids(self.prompt), self.whole, self.anchors.calls, self.manner.tools)
+        return tails_of(
+            owner, anchor_ids(self.prompt), self.full_history, self.anchors.calls, self.manner.tools
+        )
 
 
 class Tails:

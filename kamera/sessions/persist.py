@@ -24,13 +24,13 @@ from PIL import Image
 
 from kamera.content import Clip, kind_of, load_image, load_media, media_item, tool_schema
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
-from kamera.files import published
+from kamera.files import publish_file
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.document import MEDIA, SESSION, Document, SavedWindow, read_document, sign_document
 from kamera.sessions.modes import Manner, worth_to_others
 from kamera.sessions.showing import State
 from kamera.store import Folder
-from kamera.window import KameraWindow, terms_in_force, well_formed
+from kamera.window import KameraWindow, refuse_malformed, terms_in_force
 
 _WINDOW = "window-"
 _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
@@ -73,7 +73,7 @@ def save_session(
         (path / MEDIA).mkdir(exist_ok=True)
         for file, content in files.items():
             if not (path / MEDIA / file).exists():
-                with published(path / MEDIA / file, 0o666) as picture:
+                with publish_file(path / MEDIA / file, 0o666) as picture:
                     picture.write(content)
         if isinstance(window, KameraWindow) and saved_window is not None:
             saved_window = replace(saved_window, sha256=window.save(path / saved_window.folder))
@@ -97,10 +97,10 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
                 f"the session at {str(path)!r} is of {field} {value[:12]!r}, this is {ours[:12]!r}: load it "
                 "with the model and the tenant that made it"
             )
-    with well_formed(path / SESSION.name):
+    with refuse_malformed(path / SESSION.name):
         messages = tuple(_get_message(m, path / MEDIA) for m in document.messages)
     state = State(messages, document.turn, changes=document.changes, last=document.last)
-    if state.last is not None and branches.now(state.last) is None:
+    if state.last is not None and branches.history_or_none(state.last) is None:
         branches.keep(state.last, None, (), messages)  # of another process
     if messages_only:
         return state
@@ -112,7 +112,7 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
     lengths = [segments[last - 1].stop - segments[first].start for first, last in saved_window.layout.runs]
     if lengths != [slot.length for slot in window.slots]:
         raise CorruptChunk(f"{str(path / SESSION.name)!r} and its window are of different sessions")
-    anchors.hear(window)
+    anchors.listen_to(window)
     return replace(state, layout=saved_window.layout, window=window)
 
 

@@ -22,13 +22,13 @@ from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
 from kamera.sessions.layout import anchor_ids
-from kamera.sessions.match import Entries, Entry, Match, best_head, best_match, candidates, trim
+from kamera.sessions.match import Entries, Entry, Match, best_head, best_match, candidates, evict_sessions
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
 from kamera.sessions.saved import SavedSessions, check_saving
 from kamera.sessions.stream import Stream
-from kamera.sessions.telling import Telling, Traces, turn_of
+from kamera.sessions.telling import Telling, Traces, as_session
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, check_policy
@@ -137,7 +137,7 @@ class SessionPool:
         self.backbone.check_sampling(options)
         whose = tenant_of(self._store, tenant)
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
-        with self._account.now(self.backbone):
+        with self._account.count_now(self.backbone):
             manner = replace(self._manner, tools=tools)
             incoming = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)
             return self._send(incoming, options)
@@ -145,7 +145,7 @@ class SessionPool:
     def _send(self, incoming: Incoming, options: dict[str, Any]) -> Turn:
         name, entry = self._reserve(incoming)
         try:
-            with turn_of(name):
+            with as_session(name):
                 turn = entry.session.send(incoming.messages, **options)
         except BaseException:
             with self._lock:
@@ -156,7 +156,7 @@ class SessionPool:
             raise
         if self.anticipates:
             entry.session.anticipate()
-        self._publish((incoming.tenant, name), entry, turn, incoming.hint)
+        self._end_reservation((incoming.tenant, name), entry, turn, incoming.hint)
         return replace(turn, session_id=name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
@@ -169,7 +169,7 @@ class SessionPool:
         with self._lock:
             entry = self._entries.get((whose, session_id))
             session = None if entry is None else entry.session.fork()
-        with self._account.now(self.backbone):
+        with self._account.count_now(self.backbone):
             if session is None and self._saves is not None:
                 session = self._saves.load(session_id, self._anchors_of(whose), self._manner)
         if session is None:
@@ -190,7 +190,7 @@ class SessionPool:
             entries = [(n, e) for n, e in own if branches.goes_through(e.session.state.last, turn_id)]
         if any(entry.busy for _, entry in entries):
             raise SessionConflict(f"turn {quote(turn_id)} is being gone on from: delete it after that answer")
-        branches.leave(turn_id)
+        branches.remove_turn(turn_id)
         for name, _ in entries:
             with self._change(name, whose) as session:
                 session.delete(turn_id)
@@ -269,18 +269,18 @@ class SessionPool:
                 )
             entry.busy = True
         try:
-            with self._account.now(self.backbone), turn_of(session_id):
+            with self._account.count_now(self.backbone), as_session(session_id):
                 yield entry.session
         finally:
-            self._publish((whose, session_id), entry, None, "")
+            self._end_reservation((whose, session_id), entry, None, "")
 
     def _reserve(self, incoming: Incoming) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
         tenant, session_id = incoming.tenant, incoming.session_id
         _ = incoming.manner.kind  # tools without a digest are refused before anything is reserved
         prompt, tails = incoming.prompt, incoming.tails  # made before the lock is held
-        if incoming.whole is not None:
-            self._clocks.see(tenant, incoming.whole)
+        if incoming.full_history is not None:
+            self._clocks.note_system_prompt(tenant, incoming.full_history)
         id_and_session = self._resume(incoming)
         with self._lock:
             self._counts["requests"] += 1
@@ -292,7 +292,7 @@ class SessionPool:
                 self._counts["by_id"] += 1
             elif session_id is not None:
                 self._counts["unknown"] += 1
-                if incoming.whole is None:
+                if incoming.full_history is None:
                     raise UnknownSession(
                         f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
                     )
@@ -367,7 +367,7 @@ class SessionPool:
                     if self._entries.get(key) is entry and not entry.busy and entry.session.state is state:
                         del self._entries[key]
 
-    def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> None:
+    def _end_reservation(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> None:
         """End the reservation of a session that has answered, or changed."""
         state, manner, anchors = entry.session.state, entry.session.manner, self._anchors_of(key[0])
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
@@ -387,6 +387,6 @@ class SessionPool:
                 if self._entries.get(key) is entry:  # else it was dropped meanwhile
                     self._entries.move_to_end(key)
                 is_dropped = key not in self._entries
-                self._counts.update(trim(self._entries, self.max_sessions, self.max_bytes))
+                self._counts.update(evict_sessions(self._entries, self.max_sessions, self.max_bytes))
         if is_dropped and self._saves is not None:
             self._saves.remove(*key)

@@ -50,7 +50,7 @@ class SavedSessions:
         self._lock = forks.Lock()
         self._headers: dict[str, tuple[Stamp, Document | None]] = {}  # without messages
         self._start()
-        forks.bind(self, SavedSessions._start)
+        forks.call_in_child(self, SavedSessions._start)
 
     def _start(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kamera-sessions")
@@ -128,7 +128,7 @@ class SavedSessions:
         if not os.path.lexists(path / SESSION.name):
             return None
         try:
-            with files.locked(path):
+            with files.lock_path(path):
                 document = read_document(path, anchors.store, name)
                 whole = (document.policy, document.max_tokens) == (anchors.policy, anchors.max_tokens)
                 try:
@@ -231,7 +231,7 @@ def check_saving(save: str | Path | None, limit: int | None) -> None:
 
 
 def _remove(path: Path) -> None:
-    with files.locked(path):
+    with files.lock_path(path):
         (path / SESSION.name).unlink(missing_ok=True)  # first: without it there is no session
         shutil.rmtree(path)
 

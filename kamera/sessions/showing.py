@@ -22,19 +22,19 @@ from kamera.errors import (
     UnsupportedBackbone,
     WindowFull,
 )
-from kamera.reuse import Admission, Recut, admissions_of, as_placed, discovery_of, recut, strict
+from kamera.reuse import Admission, Recut, admissions_after_run, admissions_of, discovery_of, recut, strict
 from kamera.sessions.anchors import Anchors, SessionWindow
 from kamera.sessions.branches import History
 from kamera.sessions.engine_turns import EngineAnchors, engine_messages, show_by_engine
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
-    anchor_segments,
     anchor_tokens,
+    count_anchor_segments,
     cut_at,
     cuts,
     keep_head,
-    last_said,
+    last_answer_ids,
     prefix_tokens,
     question_ids,
 )
@@ -42,7 +42,7 @@ from kamera.sessions.modes import Manner, choices, mode_of
 from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.sampling import Options
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import Dialogue, EngineWindow, KameraWindow, cut, respond, terms_in_force
+from kamera.window import Dialogue, EngineWindow, KameraWindow, cut_text, respond, terms_in_force
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,12 +146,12 @@ def show(
         layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options, start_time)
     else:
         arguments = (base, prompt, media, modes, manner.reuse, old.is_borrowed)
-        choice, recut_prompt = choose(anchors, window, *arguments)
+        choice, recut_prompt = choose_treatment(anchors, window, *arguments)
         layout, report, answer = _carry_out(window, choice, opening, options, manner.reuse)
         if recut_prompt is not None:
             discovery_of(anchors.backbone, anchors.store).add(recut_prompt.prompt, recut_prompt.cuts)
     if base is not None and old.layout is not None and not old.is_borrowed:
-        report = replace(report, left=tokens_dropped(old.layout, layout.prompt))
+        report = replace(report, left=count_dropped_tokens(old.layout, layout.prompt))
     if old.next_state is not None:
         report = replace(report, anticipated=anticipated)
     state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=report.admissions)
@@ -169,7 +169,7 @@ def _carry_out(
     else:
         response, report = respond(window, question_ids(order.layout.prompt), plan, **options)
         answer = str(response)
-    admissions = as_placed(admissions, plan, window.slots) if reuse else ()
+    admissions = admissions_after_run(admissions, plan, window.slots) if reuse else ()
     tokens, mode = order.layout.prompt.num_tokens, mode_of(choice.on_leave)
     return order.layout, turn_report(slots, report, window, opening, tokens, mode, admissions), answer
 
@@ -198,7 +198,7 @@ def answer_plainly(
     return backbone.builder.detokenize(tokens) or "", report
 
 
-def choose(
+def choose_treatment(
     anchors: Anchors,
     window: KameraWindow,
     layout: Layout | None,
@@ -238,11 +238,11 @@ def _cut_anew(anchors: Anchors, prompt: Rendered, old_layout: Layout | None) -> 
 
     Segments that the window has, the system prompt, and the last answer, whose KV may be at hand, stay.
     """
-    first = anchor_segments(prompt)
+    first = count_anchor_segments(prompt)
     start = prompt.segments[first].start if first < len(prompt.segments) else prompt.stable
     own_ids = () if old_layout is None else old_layout.prompt.segment_ids()
     discovery = discovery_of(anchors.backbone, anchors.store)
-    return recut(prompt, discovery, start, {*own_ids, *last_said(prompt)})
+    return recut(prompt, discovery, start, {*own_ids, *last_answer_ids(prompt)})
 
 
 def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, ProcessedMedia]:
@@ -259,7 +259,7 @@ def _cut_to(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     if not terms_in_force(window).served.keeps("survivor"):
         return layout
     for slot, at in reversed(cuts(layout, prompt).items()):
-        if len(cut(window, slot, at)) > 1:
+        if len(cut_text(window, slot, at)) > 1:
             layout = cut_at(layout, slot, at)
     return layout
 
@@ -282,7 +282,7 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
         )
 
 
-def tokens_dropped(old_layout: Layout, prompt: Rendered) -> int:
+def count_dropped_tokens(old_layout: Layout, prompt: Rendered) -> int:
     """Tokens of the window's segments that the prompt no longer has."""
     window_indices = {i for start, stop in old_layout.runs for i in range(start, stop)}
     removed_indices = difference(old_layout.prompt, prompt).removed

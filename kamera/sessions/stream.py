@@ -105,7 +105,7 @@ class Stream:
             self.tell(rest)
         return self.text
 
-    def spoken(self, text: str, calls: CallForm) -> str:
+    def text_with_calls(self, text: str, calls: CallForm) -> str:
         """The answer's ``text``, with special tokens that belong to calls."""
         if self._engine is None or not self.ids or not calls.special:
             return text
@@ -164,7 +164,7 @@ class Stream:
             lengths = [n for n in range(1, len(mark)) if self.text.endswith(mark[:n])]
             end = min(end, len(self.text) - max(lengths, default=0))
         if self._calls is not None:
-            end = min(self._calls.safe(self.text), len(self.text[:end].rstrip()))
+            end = min(self._calls.safe_length(self.text), len(self.text[:end].rstrip()))
         piece = self.text[self.told : max(end, self.told)]
         self.told = max(end, self.told)
         return piece

@@ -29,7 +29,7 @@ class Telling:
 
 
 @contextmanager
-def turn_of(session: str) -> Iterator[None]:
+def as_session(session: str) -> Iterator[None]:
     """Context of a turn of a session, in this thread."""
     token = _SESSION.set(session)
     try:

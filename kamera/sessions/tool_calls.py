@@ -58,9 +58,9 @@ class CallForm:
             function = {"name": name, "arguments": body}
             calls.append({"id": self.new_id(), "type": "function", "function": function})
             rest, end = rest + text[end : max(start, end)], stop
-        return self.plain(rest + text[end:]), tuple(calls)
+        return self.without_special_tokens(rest + text[end:]), tuple(calls)
 
-    def safe(self, text: str) -> int:
+    def safe_length(self, text: str) -> int:
         """Characters of an answer's beginning that are part of no call, whatever comes behind them."""
         end = min((at for mark in self.marks if (at := text.find(mark)) >= 0), default=len(text))
         for mark in self.marks:
@@ -78,7 +78,7 @@ class CallForm:
                 start = at + 1
         return text
 
-    def plain(self, text: str) -> str:
+    def without_special_tokens(self, text: str) -> str:
         """A text without special tokens."""
         for mark in self.special.values():
             text = text.replace(mark, "")
@@ -114,8 +114,8 @@ class _Bare(CallForm):
             for call in calls:
                 yield from _of_json(len(head), len(text), call)
 
-    def safe(self, text: str) -> int:
-        return 0 if text.lstrip().startswith("{") else super().safe(text)
+    def safe_length(self, text: str) -> int:
+        return 0 if text.lstrip().startswith("{") else super().safe_length(text)
 
 
 class _Listed(CallForm):
@@ -150,11 +150,11 @@ class _Fenced(CallForm):
                 yield Found(match.start(), match.end(), name, value)
 
 
-def _no_number(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-_JSON = json.JSONDecoder(parse_constant=_no_number)
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _INSIDE = ("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 

@@ -109,8 +109,8 @@ def read_answer(
     In the history it is as it was said. Special tokens cannot be: the template is given calls with them.
     """
     text = stream.finish(text)
-    content, calls = form.parse(stream.spoken(text, form), tools)
-    text = form.plain(text)
+    content, calls = form.parse(stream.text_with_calls(text, form), tools)
+    text = form.without_special_tokens(text)
     fields = {"content": content, "tool_calls": list(calls)} if form.special and calls else {"content": text}
     return text, content, calls, {"role": "assistant", **fields}
 

@@ -7,7 +7,7 @@ shared and must not be written in place.
 from kamera.store.admin.admin import StoreAdmin
 from kamera.store.admin.copy import Copied, certificate_folders
 from kamera.store.admin.forget import Forgotten
-from kamera.store.conditioning import conditioned, find_conditioned
+from kamera.store.conditioning import conditioned_record, find_conditioned
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.encoding import EncodingRecord
 from kamera.store.info import MemoryStats, ObjectInfo, Put, StoreStats, VerifyReport
@@ -20,17 +20,17 @@ from kamera.store.keys import (
     is_key,
     object_key,
     patch_key,
-    survivor,
+    survivor_id,
     whole_id,
 )
 from kamera.store.memory import parse_size
 from kamera.store.outline import OPENING, Outline
 from kamera.store.probes import Unasked, answers_apart, probe_text
-from kamera.store.records import CanonicalRecord, PatchRecord, kept
+from kamera.store.records import CanonicalRecord, PatchRecord, to_store_form
 from kamera.store.remote import is_remote
 from kamera.store.search.embedding import mean_features, picture_embedding
 from kamera.store.search.lookback import Hit
-from kamera.store.store import ChunkStore, memory_of, present, signature
+from kamera.store.store import ChunkStore, memory_of, signature, stored_keys
 
 __all__ = [
     "OPENING",
@@ -57,21 +57,21 @@ __all__ = [
     "canonical_key",
     "certificate_folders",
     "chunks_of",
-    "conditioned",
+    "conditioned_record",
     "encoding_context",
     "find_conditioned",
     "is_key",
     "is_remote",
-    "kept",
     "mean_features",
     "memory_of",
     "object_key",
     "parse_size",
     "patch_key",
     "picture_embedding",
-    "present",
     "probe_text",
     "signature",
-    "survivor",
+    "stored_keys",
+    "survivor_id",
+    "to_store_form",
     "whole_id",
 ]

@@ -62,7 +62,7 @@ class Codec:
         parts = {name: tensor_bytes(tensors[name]) for name in entries}
         pieces = piece_digests(parts.values(), begin)
         header = header_of(record, created, {"algorithm": self.digest, "pieces": pieces})
-        return b"".join([front_of(text_of(header, entries), self.mac), *parts.values()])
+        return b"".join([front_of(text_of(header, entries), self.mac_key), *parts.values()])
 
     def _plain(self, source: ByteSource, name: str, where: str) -> ByteSource:
         """The object ``name`` as it was before it was encrypted. Raises as `open`, and when it is read."""
@@ -84,7 +84,7 @@ class Codec:
         """
         plain = self._plain(source, name, where)
         front = self._front(plain, where)
-        head = read_head(front, source.size, where, self.mac)
+        head = read_head(front, source.size, where, self.mac_key)
         if len(front) + head.size != plain.size:
             expected_size = len(front) + head.size
             raise CorruptChunk(f"{where}: {plain.size} bytes, its header tells of {expected_size}")
@@ -101,7 +101,7 @@ class Codec:
 
     def read_header(self, source: ByteSource, name: str, where: str) -> Header:
         """The verified header of object ``name``: good for listing, never for serving. Raises as `open`."""
-        header = verify_header(self._front(self._plain(source, name, where), where), where, self.mac)
+        header = verify_header(self._front(self._plain(source, name, where), where), where, self.mac_key)
         self._check_name(header["key"], name, where)
         return header
 
@@ -114,7 +114,7 @@ class Codec:
         return replace(info_of(header_of(record, created, {}), size), key=self.name(record.key))
 
     @property
-    def mac(self) -> bytes:
+    def mac_key(self) -> bytes:
         """The key of the headers' digests (up to 64 bytes); without one anybody can make them."""
         return b""
 
@@ -127,12 +127,12 @@ class Codec:
         """A digest of a text, by which one that was not written here is detected."""
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def veil(self, text: str) -> str:
+    def seal_id(self, text: str) -> str:
         """The form of an id in the index; equal ids have equal forms, so that the index can search them."""
         return text
 
-    def unveil(self, text: str) -> str:
-        """The inverse of `veil`."""
+    def open_id(self, text: str) -> str:
+        """The inverse of `seal_id`."""
         return text
 
     def _check_name(self, key: str, name: str, source: str) -> None:

@@ -14,7 +14,7 @@ from kamera.store.records import CanonicalRecord
 from kamera.store.store import ChunkStore
 
 
-def conditioned(record: CanonicalRecord, antecedents: Sequence[str]) -> CanonicalRecord:
+def conditioned_record(record: CanonicalRecord, antecedents: Sequence[str]) -> CanonicalRecord:
     """The record of KV that was run behind ``antecedents``, named by its content; reads all of it."""
     block_digests = [tensor_digest(dict(block)) for block in record.kv.parts]
     places = (tensor_digest(record.input_ids), tensor_digest(record.positions))

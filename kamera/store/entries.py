@@ -46,7 +46,7 @@ class TensorEntry(NamedTuple):
         }
 
 
-def empty_of(entry: Mapping[str, Any]) -> torch.Tensor:
+def meta_tensor_of(entry: Mapping[str, Any]) -> torch.Tensor:
     """A tensor without memory, as `TensorEntry.to_header` says it.
 
     Raises `LookupError`, `TypeError`, `ValueError` or `OverflowError` for an entry that says none.

@@ -39,7 +39,7 @@ class Victim(NamedTuple):
     reason: str
 
 
-def value(row: Weighed, now: float) -> float:
+def recompute_value(row: Weighed, now: float) -> float:
     """Tokens whose recompute an object saves, weighted by its use up to ``now`` (seconds since 1970)."""
     tokens = row.tokens * (ENCODING_COST if row.kind == "encoding" else 1.0)
     uses = decay(1.0, row.created, now)
@@ -129,7 +129,7 @@ class _Group:
             self.has_pins = True
             self.pinned.add(row.key)
         self.objects[row.key] = row
-        self.values[row.key] = value(row, now)
+        self.values[row.key] = recompute_value(row, now)
         self.bytes += row.bytes
         self.value += self.values[row.key]
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import PatchBudget, SampleSize
 from kamera.store.digests import Hasher, hasher_of
-from kamera.store.entries import TensorEntry, count_pieces, empty_of, file_entries
+from kamera.store.entries import TensorEntry, count_pieces, file_entries, meta_tensor_of
 from kamera.store.fields import Header, canonical_json, is_count
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
@@ -135,7 +135,7 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, TensorEntry], int]:
     """Entries of the tensors and their bytes, by a header that must be the one way to write its record."""
     header_entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
     # shapes without memory: they are checked before memory is allocated for them
-    record = record_of(header, {name: empty_of(entry) for name, entry in header_entries.items()})
+    record = record_of(header, {name: meta_tensor_of(entry) for name, entry in header_entries.items()})
     new_header = header_of(record, header["created"], header["digests"])
     # as text, because True == 1 == 1.0 in Python
     mine, theirs = ({n: canonical_json(v) for n, v in one.items()} for one in (new_header, header))

@@ -22,7 +22,7 @@ BY_AGE = attrgetter("created", "key")
 """What objects are sorted by: oldest first, those of one moment by their keys."""
 
 
-def untold(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Ignore progress."""
 
 
@@ -69,7 +69,7 @@ class Selection(NamedTuple):
     limit: int | None = None
     offset: int = 0
 
-    def of(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    def select(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Those of ``objects``, in their order."""
         infos = [info for info in objects if self.selects(info)]
         return infos[self.offset :][: self.limit]

@@ -88,7 +88,7 @@ def canonical_key(context: Context, chunk_id: str) -> str:
 
 
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> str:
-    """Key of the patch of a chunk behind ``antecedents`` (chunk ids, or names by `survivor`).
+    """Key of the patch of a chunk behind ``antecedents`` (chunk ids, or names by `survivor_id`).
 
     ``kind`` is ``"exact"`` or ``"sampled"`` (their order matters) or ``"orbit"`` (it does not, but a chunk
     that occurs twice counts twice); any other raises `ValueError`. ``base``: the anchor of the canonical to
@@ -135,7 +135,7 @@ def home_of(kind: str, context: Context, chunk_id: str, base: str) -> str:
     return ""
 
 
-def survivor(chunk_id: str, lineage: str) -> str:
+def survivor_id(chunk_id: str, lineage: str) -> str:
     """Name, in a patch's antecedents, of a chunk whose KV was not conditioned on its antecedents there.
 
     ``lineage`` is a digest of its actual conditioning. A chunk conditioned on its antecedents is named by

@@ -73,7 +73,7 @@ class Counters:
         self.count("kamera_store_misses", why)
         self.time("kamera_store_get_seconds", seconds, "miss")
 
-    def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
+    def count_served(self, guarantee: str, computed: bool, new: bool = False) -> None:
         """Count a chunk placed with this guarantee, by a forward if ``computed``; ``new``: never seen."""
         self.count("kamera_chunks_served", guarantee, "new" if new else "forward" if computed else "copy")
 

@@ -79,7 +79,7 @@ class OpenObject:
         head, (start, end) = self.head, self._pieces[piece]
         view = self._memory[start:end].numpy().data
         try:
-            self._source.into(self._start + start, view)
+            self._source.read_into(self._start + start, view)
         except EOFError as error:
             raise CorruptChunk(f"{head.source}: truncated: {error}") from error
         hasher = head.hasher()

@@ -23,21 +23,21 @@ class PutOrder(NamedTuple):
     file: tuple[ObjectInfo, bytes] | None = None
 
 
-def rank(record: Record) -> int:
+def put_rank(record: Record) -> int:
     """Place in a batch: canonicals need their encodings, patches their canonicals."""
     return 0 if record.kind == "encoding" else 2 if record.kind in PATCH_KINDS else 1
 
 
-def turns(orders: Mapping[int, PutOrder]) -> Iterable[list[int]]:
-    """The numbers of the orders by `rank`: one batch, or more if an object is ordered twice."""
-    rest = sorted(orders, key=lambda i: rank(orders[i].record))
+def put_batches(orders: Mapping[int, PutOrder]) -> Iterable[list[int]]:
+    """The numbers of the orders by `put_rank`: one batch, or more if an object is ordered twice."""
+    rest = sorted(orders, key=lambda i: put_rank(orders[i].record))
     while rest:
         first = {orders[i].name: i for i in reversed(rest)}
         yield [i for i in rest if first[orders[i].name] == i]
         rest = [i for i in rest if first[orders[i].name] != i]
 
 
-def refuse(order: PutOrder, outcomes: dict[str, Any]) -> bool:
+def refuse_dependent(order: PutOrder, outcomes: dict[str, Any]) -> bool:
     """True if the object that an order needs was refused: then it is, too, for the same reason."""
     why = outcomes.get(order.needs)
     if isinstance(why, Exception):

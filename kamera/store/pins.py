@@ -30,7 +30,7 @@ class PinEntry:
     expires: float | None
     home: str | None = None
 
-    def holds(self, now: float) -> bool:
+    def is_in_force(self, now: float) -> bool:
         """True if it has not ended by ``now``."""
         return self.expires is None or self.expires > now
 
@@ -95,7 +95,7 @@ class PinCell:
             self._data = data if fits else self._data
         return fits
 
-    def alone(self) -> AbstractContextManager[None]:
+    def exclude_others(self) -> AbstractContextManager[None]:
         """Exclude others from changing the text or deleting by it, where that is possible: here not."""
         return contextlib.nullcontext()
 
@@ -157,7 +157,7 @@ class PinBook:
     def list(self) -> list[PinEntry]:
         """All pins in force, by name."""
         now, pins = self._clock(), self._pages(self.cell.get()).pins
-        return [pins[name] for name in sorted(pins) if pins[name].holds(now)]
+        return [pins[name] for name in sorted(pins) if pins[name].is_in_force(now)]
 
     def names_to_keep(self) -> set[str]:
         """Names that must not be collected now: pinned objects, and the canonicals of pinned patches."""
@@ -180,7 +180,7 @@ class PinBook:
         """The url (without credentials) of the remote that the directory caches; None if it caches none."""
         return self._pages(self.cell.get()).remote
 
-    def caches(self, url: str) -> None:
+    def note_cached_remote(self, url: str) -> None:
         """Note that the directory caches the remote at ``url``. Raises `StoreError` if it caches another."""
         for pages in self._changing():
             if pages.remote not in (None, url):
@@ -207,7 +207,7 @@ class PinBook:
         while True:
             text = self.cell.get()
             pages, now = self._pages(text), self._clock()
-            pages.pins = {name: pin for name, pin in pages.pins.items() if pin.holds(now)}
+            pages.pins = {name: pin for name, pin in pages.pins.items() if pin.is_in_force(now)}
             yield pages
             new_text = pages.text()
             if new_text in (text, Pages().text() if text is None else text) or self.cell.replace(

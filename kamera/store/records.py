@@ -122,7 +122,7 @@ class CanonicalRecord:
         return bytes_of(self.tensors())
 
     def header(self) -> Header:
-        """Everything but the tensors. Raises `ValueError` for a KV not yet in its context's form (`kept`)."""
+        """Everything but the tensors. Raises `ValueError` for a KV that `to_store_form` has not coded."""
         if self.context.lossy and not isinstance(self.kv, CodedKV):
             raise ValueError(f"KV as it is under a context of kv={self.context.kv!r}: it is not coded yet")
         header = {
@@ -307,7 +307,7 @@ def base_of(record: Record) -> str:
     return record.vision if isinstance(record, CanonicalRecord) else record.base
 
 
-def kept(record: CanonicalRecord) -> CanonicalRecord:
+def to_store_form(record: CanonicalRecord) -> CanonicalRecord:
     """The form in which a store keeps ``record``. Raises `ValueError` for a KV that has no codes."""
     codec = next((c for c in KV_CODECS if c == record.context.kv), None)
     if codec is None or isinstance(record.kv, CodedKV):
@@ -316,9 +316,9 @@ def kept(record: CanonicalRecord) -> CanonicalRecord:
 
 
 def detach(record: Record) -> Record:
-    """The copy of ``record`` that a store keeps: `kept`, contiguous, on the CPU, in memory of its own."""
+    """The copy that a store keeps of ``record``: `to_store_form`, contiguous, on the CPU, of its own."""
     if isinstance(record, CanonicalRecord):
-        record = kept(record)
+        record = to_store_form(record)
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())

@@ -20,7 +20,7 @@ class ByteSource(Protocol):
         """``length`` bytes from ``start`` on; fewer at the end."""
         ...
 
-    def into(self, start: int, view: memoryview) -> None:
+    def read_into(self, start: int, view: memoryview) -> None:
         """Fill ``view`` with the bytes from ``start`` on. Raises `EOFError` if they end early."""
         ...
 
@@ -35,7 +35,7 @@ class BytesSource:
     def read(self, start: int, length: int) -> bytes:
         return bytes(self._data[start : start + length])
 
-    def into(self, start: int, view: memoryview) -> None:
+    def read_into(self, start: int, view: memoryview) -> None:
         if start + len(view) > self.size:
             raise EOFError(f"{self.size} bytes end before {start + len(view)}")
         view[:] = self._data[start : start + len(view)]
@@ -67,7 +67,7 @@ class FileSource:
             start, length = start + len(part), length - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def into(self, start: int, view: memoryview) -> None:
+    def read_into(self, start: int, view: memoryview) -> None:
         bytes_read = 0
         while bytes_read < len(view):
             count = os.preadv(self._descriptor, [view[bytes_read:]], start + bytes_read)

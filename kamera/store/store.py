@@ -32,7 +32,7 @@ from kamera.store.listing import stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Counters, Metrics
 from kamera.store.opening import open_tiers
-from kamera.store.orders import PutOrder, turns
+from kamera.store.orders import PutOrder, put_batches
 from kamera.store.probes import Unasked, compare
 from kamera.store.records import CanonicalRecord, PatchRecord, Record, base_of
 from kamera.store.seal.tenants import codec_of
@@ -81,7 +81,7 @@ class ChunkStore:
         self._search = LookBack(tiers, codec)
         self.withheld = Withheld(None if tiers.disk is None else tiers.disk.root, codec)
         self.metrics.watch(self)
-        forks.bind(self, _in_child)
+        forks.call_in_child(self, _in_child)
 
     @classmethod
     def open(
@@ -201,7 +201,7 @@ class ChunkStore:
     ) -> bool:
         """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
         key = self._object_name(context, chunk_id, antecedents, kind, base)
-        is_present = bool(self._tiers.present([key]))
+        is_present = bool(self._tiers.stored_names([key]))
         self._count_look(is_present)
         return is_present
 
@@ -349,7 +349,7 @@ class ChunkStore:
                 orders[i] = PutOrder(name, record, replace and record.kind in PATCH_KINDS, needs)
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
-        for turn in turns(orders):
+        for turn in put_batches(orders):
             results = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, result in results.items():
                 refusal = result if isinstance(result, Exception) else None
@@ -373,10 +373,10 @@ class ChunkStore:
         return self._codec.name(object_key(kind, context, chunk_id, antecedents or (), base))
 
 
-def present(store: ChunkStore, keys: Iterable[str]) -> set[str]:
+def stored_keys(store: ChunkStore, keys: Iterable[str]) -> set[str]:
     """Those of ``keys`` that a look-up would find; nothing is read, and a remote is asked once."""
     keys_by_name = {store._codec.name(key): key for key in keys}
-    return {keys_by_name[name] for name in store._tiers.present(list(keys_by_name))}
+    return {keys_by_name[name] for name in store._tiers.stored_names(list(keys_by_name))}
 
 
 def signature(store: ChunkStore, text: str) -> str:
@@ -391,4 +391,4 @@ def memory_of(store: ChunkStore) -> MemoryStats:
 
 def _in_child(store: ChunkStore) -> None:
     """A child has none of the store's threads, and must not touch its connections."""
-    forks.refuse(store, "_tiers", "_disk", "_memory", "_search", "metrics")
+    forks.make_unusable(store, "_tiers", "_disk", "_memory", "_search", "metrics")

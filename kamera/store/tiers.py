@@ -19,11 +19,11 @@ from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable
 from kamera.store.codec import Codec
-from kamera.store.disk.tier import DiskTier, trim
+from kamera.store.disk.tier import DiskTier, evict_over_limit
 from kamera.store.info import ALL, BY_AGE, FlushReport, ObjectInfo, RemoteStats, Selection, Weighed
 from kamera.store.keys import check_kind
 from kamera.store.memory import MemoryTier
-from kamera.store.orders import PutOrder, rank, refuse
+from kamera.store.orders import PutOrder, put_rank, refuse_dependent
 from kamera.store.pins import PinBook
 from kamera.store.records import Record, detach
 from kamera.store.remote import RemoteTier
@@ -71,14 +71,14 @@ class Tiers:
         """With a remote its own, which all its clients honour; a cache directory has the same."""
         if disk is not None and remote is not None:
             self.pins = PinBook(remote.pins.cell, also=disk.pins)
-            disk.pins.caches(remote.url)
-            trim(disk)
-            rows = disk.index.notes.unsent(disk.index.weighed(tenant))  # by a killed process, or offline
+            disk.pins.note_cached_remote(remote.url)
+            evict_over_limit(disk)
+            rows = disk.index.notes.unsent_rows(disk.index.weigh(tenant))  # by a killed process, or offline
             for row in sorted(rows, key=BY_AGE):
                 self._uploads.add(row.key)
 
     @property
-    def lower(self) -> list[Lower]:
+    def tiers_below_memory(self) -> list[Lower]:
         """Those below memory, the nearest first."""
         return [tier for tier in (self.disk, self.remote) if tier is not None]
 
@@ -118,12 +118,12 @@ class Tiers:
                 self._put_on_disk(self.disk, batch, results)
         return [results[order.name] for order in orders]
 
-    def present(self, names: Sequence[str]) -> set[str]:
+    def stored_names(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
         hits = {name for name in names if self._has_here(name)}
         misses = [name for name in names if name not in hits]
         try:
-            return hits | self.remote.present(misses) if self.remote is not None and misses else hits
+            return hits | self.remote.names_with_blob(misses) if self.remote is not None and misses else hits
         except RemoteUnavailable:
             return hits
 
@@ -144,7 +144,7 @@ class Tiers:
         infos = {name: self._info_here(name) for name in names}
         misses = [name for name, info in infos.items() if info is None]
         if self.remote is not None and misses:
-            infos.update(zip(misses, self.remote.listing.of(misses), strict=True))
+            infos.update(zip(misses, self.remote.listing.infos_of(misses), strict=True))
         return [infos[name] for name in names]
 
     def infos(self, selection: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
@@ -156,14 +156,14 @@ class Tiers:
         else:
             near_infos = list(self.disk.index.iterate(self._tenant, selection if remote is None else ALL))
         if remote is None:
-            return selection.of(near_infos) if self.disk is None else near_infos
+            return selection.select(near_infos) if self.disk is None else near_infos
         infos = {info.key: info for info in near_infos}
         try:
             for info in remote.listing.infos():
                 infos.setdefault(info.key, info)
         except RemoteUnavailable as error:
             logger.debug("only what is here is listed: %s", error)
-        return selection.of(sorted(infos.values(), key=BY_AGE))
+        return selection.select(sorted(infos.values(), key=BY_AGE))
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
@@ -176,9 +176,9 @@ class Tiers:
                     self.disk.delete(name)
                 self.memory.drop(name)
 
-    def collect(self, objects: Sequence[Weighed]) -> list[bool]:
+    def remove_unpinned(self, objects: Sequence[Weighed]) -> list[bool]:
         """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
-        with self.pins.cell.alone():  # pinning waits, so that an acknowledged pin is seen here
+        with self.pins.cell.exclude_others():  # pinning waits, so that an acknowledged pin is seen here
             pin_names = self.pins.names_to_keep()
             if self.remote is not None:
                 self.delete([one.key for one in objects if one.key not in pin_names])
@@ -232,7 +232,7 @@ class Tiers:
         stamp = self.disk.stamp(name)
         record = self.memory.get(name, stamp)
         if stamp is not None:
-            self.disk.index.notes.used(name)
+            self.disk.index.notes.count_use(name)
         if record is not None or stamp is None:
             return record
         disk_copy = self.disk.read(name)
@@ -243,7 +243,7 @@ class Tiers:
 
     def _holds(self, name: str) -> bool:
         # the remote is not asked: an object that it lists may still turn out damaged
-        return self.memory.info(name) is not None if self.disk is None else self.disk.holds(name)
+        return self.memory.info(name) is not None if self.disk is None else self.disk.is_stored_intact(name)
 
     def _has_here(self, name: str) -> bool:
         """True if the object is in the directory, or without one in memory."""
@@ -275,14 +275,14 @@ class Tiers:
             logger.warning("%s is not cached: %s", name, result)
         elif result is not None:  # else an intact one stays there
             self.disk.index.notes.note_sent(name, result[1])
-            trim(self.disk)
+            evict_over_limit(self.disk)
             self.memory.put(remote_copy.record, *result)
         return remote_copy.record
 
     def _put_on_disk(
         self, disk: DiskTier, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
     ) -> None:
-        batch = [order for order in orders if not refuse(order, results)]
+        batch = [order for order in orders if not refuse_dependent(order, results)]
         for order, result in zip(batch, disk.write_many(batch), strict=True):
             if result is None or isinstance(result, Exception):
                 results[order.name] = result
@@ -296,8 +296,8 @@ class Tiers:
         self, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
     ) -> None:
         """Put to the remote, several of a rank at once; without a remote, into memory."""
-        for _, wave in itertools.groupby(orders, key=lambda order: rank(order.record)):
-            batch = [order for order in wave if not refuse(order, results)]
+        for _, wave in itertools.groupby(orders, key=lambda order: put_rank(order.record)):
+            batch = [order for order in wave if not refuse_dependent(order, results)]
             if self.remote is None or len(batch) < 2:
                 wave_results = [self._put_away(order) for order in batch]
             else:  # round trips overlap
@@ -352,4 +352,4 @@ class Tiers:
                 self.disk.delete(name, disk_copy.stamp)  # the next look-up fetches the stronger one
                 return
             self.disk.index.notes.note_sent(name, disk_copy.stamp)
-        trim(self.disk)
+        evict_over_limit(self.disk)

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from kamera import forks
-from kamera.files import published
+from kamera.files import publish_file
 from kamera.ops import digest
 from kamera.store.codec import Codec
 from kamera.store.keys import Context
@@ -69,7 +69,7 @@ class Withheld:
 
     def _read(self, name: str) -> str | None:
         try:
-            note = json.loads(self._codec.unveil(self._path(name).read_text(encoding="utf-8")))
+            note = json.loads(self._codec.open_id(self._path(name).read_text(encoding="utf-8")))
             return str(note["reason"])
         except FileNotFoundError:
             return None
@@ -81,8 +81,8 @@ class Withheld:
             return
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            with published(self._path(name)) as file:
-                file.write(self._codec.veil(json.dumps({"reason": reason})).encode())
+            with publish_file(self._path(name)) as file:
+                file.write(self._codec.seal_id(json.dumps({"reason": reason})).encode())
         except OSError as error:
             logger.warning("a withheld context is withheld in this process only: %s", error)
 

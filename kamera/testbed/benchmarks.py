@@ -46,7 +46,7 @@ def write_mm_niah(
     """
     top = Path(folder) / "mm_niah_val"
     lines: dict[str, list[str]] = {"retrieval-text": [], "reasoning-text": []}
-    for entry in _show(top / "images", "world", episodes, questions, layouts, seed):
+    for entry in _write_episodes(top / "images", "world", episodes, questions, layouts, seed):
         for name, group in (("retrieval-text", entry.one_hop), ("reasoning-text", entry.multi_hop)):
             for question in group:
                 record = _mm_niah_record(len(lines[name]), entry, question, name)
@@ -72,7 +72,7 @@ def write_milebench(
     top = Path(folder) / "MileBench"
     data: dict[str, list[dict[str, Any]]] = {"ImageNeedleInAHaystack": [], "MMCoQA": []}
     for name, samples in data.items():
-        for entry in _show(top / name / "images", "", episodes, questions, layouts, seed):
+        for entry in _write_episodes(top / name / "images", "", episodes, questions, layouts, seed):
             group = entry.one_hop if name == "ImageNeedleInAHaystack" else entry.multi_hop
             samples += [_milebench_record(len(samples) + i, entry, q) for i, q in enumerate(group)]
         head = {
@@ -87,7 +87,7 @@ def write_milebench(
     return Path(folder)
 
 
-def _show(
+def _write_episodes(
     images: Path, subfolder: str, episodes: int, questions: int, layouts: Sequence[str], seed: int
 ) -> Iterator[_EpisodeFiles]:
     (images / subfolder).mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import torch
 from platformdirs import user_cache_path
 
 from kamera.engines.hf import load_processor
-from kamera.files import published
+from kamera.files import publish_file
 
 _PACKED = Path(__file__).parent / "weights" / "gqa"
 _WEIGHTS, _SIZE = "model.safetensors", 5_581_776
@@ -43,7 +43,7 @@ def weights_dir() -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for file, data in (contents | {_WEIGHTS: lzma.decompress(archive)}).items():
-                with published(folder / file, mode=0o644) as into:
+                with publish_file(folder / file, mode=0o644) as into:
                     into.write(data)
         except OSError as error:
             raise OSError(

@@ -95,7 +95,9 @@ def value_of(frames: Sequence[Frame], glyph: int) -> tuple[int, tuple[int, ...],
     return DEFAULTS[glyph], (), 0
 
 
-def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tuple[int, ...], int] | None:
+def answer_with_frames(
+    frames: Sequence[Frame], kind: str, subject: int
+) -> tuple[str, tuple[int, ...], int] | None:
     """Answer, the frames that determine it and the number of hops, for frames in this order.
 
     Returns None if no frame of the window shows the subject. The later of two items frames with the same
@@ -105,7 +107,7 @@ def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tupl
         legend = legend_of(frames, subject)
         return None if legend is None else (COLOURS[frames[legend].colour_of[subject]], (legend,), 1)
     if kind in ORDER_KINDS:
-        return _in_order(frames, kind, subject)
+        return _answer_about_order(frames, kind, subject)
     for index in range(len(frames) - 1, -1, -1):
         glyph = frames[index].glyph_of.get(subject)
         if glyph is None:
@@ -117,8 +119,10 @@ def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tupl
     return None
 
 
-def _in_order(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tuple[int, ...], int] | None:
-    """`resolve` of the kinds that ask for the order itself."""
+def _answer_about_order(
+    frames: Sequence[Frame], kind: str, subject: int
+) -> tuple[str, tuple[int, ...], int] | None:
+    """`answer_with_frames` of the kinds that ask for the order itself."""
     if kind == "earlier":
         pair = divmod(subject, len(GLYPHS))
         last = [legend_of(frames, glyph) for glyph in pair]
@@ -160,7 +164,7 @@ class Episode:
         Raises ValueError if no frame of the window shows the subject.
         """
         order = range(len(self.frames)) if order is None else order
-        result = resolve([self.frames[i] for i in order], kind, subject)
+        result = answer_with_frames([self.frames[i] for i in order], kind, subject)
         text = question_text(kind, subject)
         if result is None:
             raise ValueError(f"no frame of {list(order)} answers {text!r}")
@@ -178,7 +182,7 @@ class Episode:
 
 def answer(frames: Sequence[Frame], question: Question) -> str | None:
     """Correct answer for any frames in any order; None if they do not answer the question."""
-    result = resolve(frames, question.kind, question.subject)
+    result = answer_with_frames(frames, question.kind, question.subject)
     return None if result is None else result[0]
 
 

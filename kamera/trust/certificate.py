@@ -12,7 +12,7 @@ from typing import Any, Literal
 import cattrs
 
 from kamera.errors import InvalidCertificate, StoreError
-from kamera.files import published
+from kamera.files import publish_file
 from kamera.ops import PatchBudget
 from kamera.trust.guarantee import GUARANTEES, Guarantee
 
@@ -147,7 +147,7 @@ class Certificate:
         text = json.dumps(document, indent=2, allow_nan=False) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with published(path, 0o666) as file:
+            with publish_file(path, 0o666) as file:
                 file.write(text.encode())
         except OSError as error:
             raise StoreError(f"the certificate cannot be written to {str(path.parent)!r}: {error}") from None

@@ -75,18 +75,18 @@ class Proof:
         return kinds(self.asked)
 
     @property
-    def few(self) -> bool:
+    def asks_too_few(self) -> bool:
         """True if fewer kinds of questions were asked than its error of KV needs: it proves nothing yet."""
         return not self.tokens or (not self.kv <= NEAR_EXACT and self.kinds < LEAST_KINDS)
 
     @property
     def undecided(self) -> bool:
         """True if more questions could still make it a proof."""
-        return self.few and self.flips == 0 and (not self.tokens or self.kv <= KV_BOUND)
+        return self.asks_too_few and self.flips == 0 and (not self.tokens or self.kv <= KV_BOUND)
 
     def holds_at(self, tolerance: float) -> bool:
         """True if enough was asked, nothing flipped, no token diverged by more, and the KV is near enough."""
-        if self.few or self.flips:
+        if self.asks_too_few or self.flips:
             return False
         return self.kl <= tolerance and self.kv <= KV_BOUND  # false for a NaN
 

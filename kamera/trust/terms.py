@@ -26,7 +26,7 @@ class Terms:
     warning: str = ""
 
     @property
-    def withheld(self) -> bool:
+    def is_restricted(self) -> bool:
         """True if guarantees below exact were asked for and are withheld, or need a proof."""
         return bool(self.reasons) or self.served.tolerance is not None
 

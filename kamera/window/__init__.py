@@ -7,9 +7,9 @@ from kamera.window.certified import grounds_of, library_versions
 from kamera.window.engine_prompts import Dialogue
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome, Trace, read_events, read_trace
-from kamera.window.file import Saved, SealedFile, well_formed
+from kamera.window.file import Saved, SealedFile, refuse_malformed
 from kamera.window.functions import (
-    cut,
+    cut_text,
     expect,
     former_of,
     keep_kv,
@@ -66,7 +66,7 @@ __all__ = [
     "Trace",
     "WindowMemory",
     "anticipate",
-    "cut",
+    "cut_text",
     "expect",
     "former_of",
     "grounds_of",
@@ -76,11 +76,11 @@ __all__ = [
     "next_token_logits_of",
     "read_events",
     "read_trace",
+    "refuse_malformed",
     "respond",
     "search",
     "sequence_of",
     "shown_spans",
     "terms_in_force",
-    "well_formed",
     "with_kv",
 ]

@@ -9,21 +9,21 @@ from functools import partial
 from kamera.errors import KameraError
 from kamera.patches import Ahead, Ready
 from kamera.trust import ReusePolicy
-from kamera.window.audit import hand_over, slots_to_audit
-from kamera.window.contents import Contents, serial
+from kamera.window.audit import queue_audits, slots_to_audit
+from kamera.window.contents import Contents, one_at_a_time
 from kamera.window.memory import Holdings
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
 from kamera.window.requests import Append, Newcomer, Recall, Request, Slide
 from kamera.window.run import carry_out
-from kamera.window.seating import overflow
+from kamera.window.seating import count_leaving
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import WindowState
 
 logger = logging.getLogger(__name__)
 
 
-@serial
+@one_at_a_time
 def anticipate(window: Contents) -> None:
     """Prepare, as later work, an `append` or `recall` for which the oldest chunks of a window must leave.
 
@@ -52,7 +52,7 @@ def _leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newco
     limits = stage.limits(state, {}, policy)
     if limits.max_tokens is None or chunk.length > limits.max_tokens - limits.anchor:
         return 0
-    return overflow(limits, state.seats, chunk)
+    return count_leaving(limits, state.seats, chunk)
 
 
 def fits(ahead: Departure, request: Request, stage: Stage, state: WindowState, policy: ReusePolicy) -> bool:
@@ -76,7 +76,7 @@ def _depart(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -
                 return None
             outcome = carry_out(named_request, state, stage, policy, Tally(), plan)
             stage.show(outcome.state, Tally())
-            hand_over(stage, outcome.state, slots_to_audit(outcome.plan, outcome.state), policy.audit)
+            queue_audits(stage, outcome.state, slots_to_audit(outcome.plan, outcome.state), policy.audit)
     except KameraError as error:
         logger.info("a window's next departure was not prepared: %s", error)
         return None

@@ -41,7 +41,7 @@ class Response(NamedTuple):
     report: Report
 
 
-def last_run(plan: Plan) -> Prefill | None:
+def tail_prefill(plan: Plan) -> Prefill | None:
     """The first of the prefills at the tail of the window after which nothing runs; None without any.
 
     The question shares a forward with them: what comes after it is later work.
@@ -100,7 +100,7 @@ def state_with_answer(
         stage.spots.spot(facts, positions), state.seats.lineage, prefilled_behind(worth), canonical=False
     )
     seat = Seat(facts.chunk_id, facts.length, source.home, source, source.guarantee, worth)
-    return state.saying(seat, Resident(facts, Copy(answer.tail, positions)))
+    return state.with_said(seat, Resident(facts, Copy(answer.tail, positions)))
 
 
 ANSWER = 256
@@ -141,7 +141,7 @@ class Asker:
         self._stage.show(self.state, Tally(), inquiry.room)
         return self._backbone.decode(*sequence, self._stage.live, **options).tokens
 
-    def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:
+    def exchange_chunk(self, question: Question, answer: torch.Tensor) -> Chunk:
         """Question and answer as one text chunk that leaves the user's turn open again."""
         backbone = self._backbone
         parts = [self.question_ids(question), answer]

@@ -93,7 +93,7 @@ def auditor_of(backbone: Engine) -> Auditor:
         return _auditors.setdefault(backbone, Auditor())
 
 
-def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: float) -> None:
+def queue_audits(stage: Stage, state: WindowState, served: Sequence[int], share: float) -> None:
     """Audit a ``share`` of the slots ``served`` (indices), which ``stage.live`` shows now, as later work.
 
     Survivors are passed over: what has left is no more at hand to prefill them behind. So is what stands
@@ -104,7 +104,7 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
         return
 
     def note_drop(why: str) -> None:
-        stage.former.losses.leave(f"a slot was not audited: {why}")
+        stage.former.losses.note_for_next(f"a slot was not audited: {why}")
 
     clean = next((i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.facts))
     auditable = [i for i in served if i <= clean and state.seats.worths[i] != "survivor"]
@@ -115,7 +115,7 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
         spans = stage.spans(state)[: index + 1]
         holds = [*kv_tensors(slot.kv), *(t for span in spans for t in kv_tensors(span.kv))]
         stage.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
-        queue.add(partial(run, stage, slot), Worth.AUDIT, holds, note_drop)
+        queue.add(partial(audit_and_withhold, stage, slot), Worth.AUDIT, holds, note_drop)
 
 
 def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
@@ -131,7 +131,7 @@ def slots_to_audit(plan: Plan, state: WindowState) -> list[int]:
     return [i for i, seat in enumerate(state.seats.seats) if old_seats.get(seat.number) is not seat]
 
 
-def run(stage: Stage, served: Served) -> None:
+def audit_and_withhold(stage: Stage, served: Served) -> None:
     """Audit one slot; withhold its context if an error is beyond its bound."""
     former = stage.former
     context, store = former.context, former.store

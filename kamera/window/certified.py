@@ -68,13 +68,13 @@ def _read(path: Path) -> Certificate | InvalidCertificate:
 
 
 def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
-    """Directories to search for certificates: beside the objects of a store directory, then `home`."""
+    """Directories to search for certificates: beside a store directory's objects, then `certificate_home`."""
     beside = () if store is None else certificate_folders(store)
-    own = home()
+    own = certificate_home()
     return beside if own is None else (*beside, own)
 
 
-def home() -> Path | None:
+def certificate_home() -> Path | None:
     """The directory `kamera certify` writes to: ``KAMERA_CERTIFICATES``, else the user's data directory.
 
     None for a user without a home (a container's).

@@ -19,11 +19,11 @@ from kamera.patches import Ahead, Former
 from kamera.store import memory_of
 from kamera.trust import ReusePolicy, Terms, policy_of, weakest
 from kamera.window.apart import prefill_apart, stage_apart
-from kamera.window.events import Event, Listener, Trace, outcomes, tell, thumbnails
+from kamera.window.events import Event, Listener, Trace, notify_listeners, outcomes, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
 from kamera.window.recipe import recipe_of
-from kamera.window.report import Report, Tally, counting
+from kamera.window.report import Report, Tally, count_operation
 from kamera.window.requests import Recall, Request, Slide
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import Slot, WindowState
@@ -36,14 +36,14 @@ Result = TypeVar("Result")
 Owner = TypeVar("Owner", bound="Contents")
 
 
-def serial(
+def one_at_a_time(
     operation: Callable[Concatenate[Owner, Given], Result],
 ) -> Callable[Concatenate[Owner, Given], Result]:
     """An operation that waits until those of other threads on the same window are over."""
 
     @functools.wraps(operation)
     def alone(self: Owner, /, *args: Given.args, **keywords: Given.kwargs) -> Result:
-        with self._lock, self._account.now(self._backbone):
+        with self._lock, self._account.count_now(self._backbone):
             return operation(self, *args, **keywords)
 
     return alone
@@ -116,7 +116,7 @@ class Contents:
 
         return end
 
-    @serial
+    @one_at_a_time
     def plan(self, request: Request, *, policy: ReusePolicy | None = None) -> Plan:
         """The plan of a request (`kamera.window.requests`).
 
@@ -128,7 +128,7 @@ class Contents:
             self._former.anchor.identity.check(self._backbone)
             self._go_apart()
             with self._former.operation():
-                named_request = self._names().of(request)
+                named_request = self._names().name_request(request)
                 own_policy = self._terms.served if policy is None else policy_of(policy)
                 plan = self._stage.plan(named_request, self._state, own_policy)
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named_request))
@@ -142,7 +142,7 @@ class Contents:
         """Plan of `recall`; the archived chunk is read, since its tokens determine its positions."""
         return self.plan(Recall(chunk, move))
 
-    @serial
+    @one_at_a_time
     def recipe(self) -> Recipe:
         """What another engine needs to show this window: token ids, borders, places, rows, guarantees.
 
@@ -198,7 +198,7 @@ class Contents:
         with self._backbone.identity.steady():
             # a probe is on the account, and no work of this operation
             self._former.anchor.identity.check(self._backbone, ask=True)
-            with counting(self._backbone) as tally:
+            with count_operation(self._backbone) as tally:
                 self._go_apart()
                 tally.notes.extend(self._notes)
                 self._notes = []
@@ -215,7 +215,7 @@ class Contents:
         texts = {f.chunk_id: self._backbone.builder.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
         return {name: " ".join(text.split()) for name, text in texts.items() if text and not text.isspace()}
 
-    def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Pictures) -> None:
+    def _emit(self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Pictures) -> None:
         if not self._listeners:
             return
         self._name = self._name or secrets.token_hex(4)
@@ -237,7 +237,7 @@ class Contents:
             pictures=thumbnails(pictures, report.slots, before),
             texts=self._texts({slot.chunk_id for slot in before}),
         )
-        tell(self._listeners, event)
+        notify_listeners(self._listeners, event)
 
     def _names(self) -> Names:
         return Names(self._former, self._state)
@@ -261,7 +261,7 @@ class Contents:
             raise StalePlan(f"the plan of {plan.operation} was made under another policy: plan anew")
         named_request = self._names().again(plan.request, chunks)
         again = self._stage.plan(named_request, self._state, self._terms.served)
-        if again.outline() != plan.outline():
+        if again.comparable_text() != plan.comparable_text():
             raise StalePlan(f"{what}, or of its store: plan anew")
         return again, named_request
 

@@ -37,7 +37,7 @@ from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, messa
 from kamera.window.placer import Placer
 from kamera.window.recipe import RecipeFacts, has_anchor, recipe
 from kamera.window.requests import Restore
-from kamera.window.seating import canonical_at, check_room, overflow
+from kamera.window.seating import canonical_source, check_room, count_leaving
 from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
 from kamera.window.steps import Limits
 
@@ -261,7 +261,7 @@ class EngineWindow:
     def _bring(self, chunk: PromptChunk) -> tuple[EngineSlot, ...]:
         if chunk.chunk_id in self._seats.chunk_ids:
             return self._arrange(self._seats.seats)
-        count = overflow(self._limits, self._seats, chunk.newcomer)
+        count = count_leaving(self._limits, self._seats, chunk.newcomer)
         self._places = replace(self._places, chunks={**self._places.chunks, chunk.chunk_id: chunk})
         return self._arrange([*self._seats.seats[count:], chunk.chunk_id])
 
@@ -290,7 +290,7 @@ class EngineWindow:
         prompt = self._prompt(seats, replace(self._head, messages=messages), 1)
         answer = join_pieces(self.engine.stream(replace(prompt, later=True)))
         for account in {self._account, *open_accounts()}:
-            account.owe(answer.cost)
+            account.count_later(answer.cost)
 
     def _place_stored(self, chunk_id: str, old: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
@@ -303,7 +303,7 @@ class EngineWindow:
         placer = Placer(Restore(), before, self._rows, self.policy, limits, patches=False)
         source, spot = placer.best_source(newcomer, before), self._spot(chunk_id, before)
         if (source is None or source.guarantee == "blind") and old is not None and before.seats:
-            survivor = self._survivor(old, canonical_at(limits, chunk_id), before)
+            survivor = self._survivor(old, canonical_source(limits, chunk_id), before)
             if survivor is not None:
                 return survivor.at(spot)
         if source is None:

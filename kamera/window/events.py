@@ -153,7 +153,7 @@ Listener = Callable[[Event], object]
 """What a window calls with each event (`KameraWindow.on_event`)."""
 
 
-def tell(listeners: tuple[Listener, ...], event: Event) -> None:
+def notify_listeners(listeners: tuple[Listener, ...], event: Event) -> None:
     """Call each listener; an error in one is logged as a warning and never fails the operation."""
     for listener in listeners:
         try:

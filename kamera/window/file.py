@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError
-from kamera.files import ASIDE, published
+from kamera.files import ASIDE, publish_file
 from kamera.store import Folder, NotAFile
 
 _ZEROS = "0" * 64
@@ -83,7 +83,7 @@ class SealedFile:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.check_folder(path)
-            with published(path / self.name, 0o666) as file:
+            with publish_file(path / self.name, 0o666) as file:
                 file.writelines((view[: self._seal.start], digest.encode(), view[self._seal.stop :]))
         except OSError as error:
             raise StoreError(f"the {self.kind} cannot be saved at {str(path)!r}: {error}") from None
@@ -110,7 +110,7 @@ class SealedFile:
         seal = data[self._seal].decode(errors="replace")
         if seal != self._digest(data):
             raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
-        with well_formed(where):
+        with refuse_malformed(where):
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             document = json.loads(header["__metadata__"][self.kind][len(_ZEROS) :])
             version = int(document["version"])
@@ -169,7 +169,7 @@ WINDOW = SealedFile("window", 1)
 
 
 @contextlib.contextmanager
-def well_formed(where: Path) -> Iterator[None]:
+def refuse_malformed(where: Path) -> Iterator[None]:
     """Context that reads a document whose digest is right: raises CorruptChunk if it says what none says."""
     try:
         yield

@@ -17,10 +17,10 @@ from kamera.patches import Copy, Facts, Former, form_orbit, later_of
 from kamera.store import Hit
 from kamera.trust import Terms
 from kamera.window.asking import Inquiry, Question, Response, TokenSequence, sequence_behind
-from kamera.window.contents import serial
+from kamera.window.contents import one_at_a_time
 from kamera.window.engine_window import EngineWindow
 from kamera.window.lookalikes import candidates
-from kamera.window.recipe import recipe_of, stored_state
+from kamera.window.recipe import recipe_of, store_state
 from kamera.window.report import SlotReport, Tally
 from kamera.window.requests import Request
 from kamera.window.seats import Seat, Seats, new_number
@@ -51,7 +51,7 @@ def terms_in_force(window: KameraWindow | EngineWindow) -> Terms:
     return window._terms if isinstance(window, KameraWindow) else Terms(window.policy, window.policy)
 
 
-@serial
+@one_at_a_time
 def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
     """The anchor and each slot as the live cache shows them, in order."""
     window._check_backbone()
@@ -66,7 +66,7 @@ def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
     )
 
 
-@serial
+@one_at_a_time
 def with_kv(window: KameraWindow, kvs: Sequence[KV]) -> KameraWindow:
     """A fork that shows other KV for its chunks, ``kvs`` in their order: as it is, at their places."""
     state, fork = window._state, window.fork()
@@ -78,8 +78,8 @@ def with_kv(window: KameraWindow, kvs: Sequence[KV]) -> KameraWindow:
     return fork
 
 
-@serial
-def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot, ...]:
+@one_at_a_time
+def cut_text(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot, ...]:
     """Make a text several chunks, cut before these of its tokens (ascending): no forward, no KV changes.
 
     Returns the slots of its parts. What was not prefilled in this window as it stands (a picture, a patched
@@ -102,14 +102,14 @@ def cut(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot
     return window.slots[index : index + len(parts)]
 
 
-@serial
+@one_at_a_time
 def search(window: KameraWindow, like: Content | Chunk, k: int = 5) -> list[Hit]:
     """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
     window._check_backbone()
     return candidates(window._stage.former, like, k)
 
 
-@serial
+@one_at_a_time
 def keep_kv(window: KameraWindow) -> Recipe:
     """Store the KV that every slot shows. Return the recipe of the window, which then lacks nothing.
 
@@ -118,11 +118,11 @@ def keep_kv(window: KameraWindow) -> Recipe:
     """
     window._check_backbone()
     later_of(window._backbone).flush()
-    window._state, window._plans = stored_state(window._stage.former, window._state), ()
+    window._state, window._plans = store_state(window._stage.former, window._state), ()
     return recipe_of(window._stage.former, window._state)
 
 
-@serial
+@one_at_a_time
 def keep_orbit(
     window: KameraWindow, slot: Slot | int, *, samples: int | None = None, seed: int = 0
 ) -> SlotReport:
@@ -135,29 +135,29 @@ def keep_orbit(
     with window._counting() as tally:
         form_orbit(window._stage.former, chunks[index], chunks[:index], samples=samples, seed=seed)
     report = tally.report("keep_orbit", window.slots[index], window.slots)
-    window._tell(None, report, window.slots, {})
+    window._emit(None, report, window.slots, {})
     assert isinstance(report, SlotReport)
     return report
 
 
-@serial
+@one_at_a_time
 def expect(window: KameraWindow, question: Question) -> None:
     """Announce a question before it is asked: patches formed from now on have to prove themselves on it.
 
     The last four that were announced or asked count (docs/proofs.md); no forward runs here.
     """
     window._check_backbone()
-    window._stage.hear(window._asker().question_ids(question), window._state)
+    window._stage.add_proof_question(window._asker().question_ids(question), window._state)
 
 
-@serial
+@one_at_a_time
 def next_token_logits_of(window: KameraWindow, questions: Sequence[Question]) -> torch.Tensor:
     """Logits ``[questions, vocabulary]`` of each answer's first token; the questions share forwards."""
     window._check_backbone()
     return window._asker().logits_of(questions)
 
 
-@serial
+@one_at_a_time
 def respond(window: KameraWindow, /, question: Question, request: Request | Plan, **options: Any) -> Response:
     """Run a request or a plan, and answer a question behind it; new chunks share its forward.
 
@@ -172,7 +172,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     ids = window._asker().question_ids(question)
     report, rows = window._answer(request, Inquiry(ids, options))
     assert rows is not None, "an inquiry is answered"
-    window._stage.hear(ids, window._state)
+    window._stage.add_proof_question(ids, window._state)
     window._audit_one()
     text = backbone.builder.detokenize(rows[0])
     return Response(rows[0] if text is None else text, report)

@@ -16,7 +16,7 @@ import torch
 from kamera.content import Chunk, common_prefix
 from kamera.engines import Written
 from kamera.ops import KV, Layout, kv_concat, relocate_kv, rotated_bytes
-from kamera.patches import Facts, head_of
+from kamera.patches import Facts, prefix_kv
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind, weakest
 from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats, Source, Spot, footing, staying_behind
@@ -39,7 +39,7 @@ Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
 """Chunks of text by their first `SHORTEST_HEAD` tokens, each with all its tokens."""
 
 
-def texts(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
+def texts_by_head(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
     """The chunks whose KV depends on their token ids and positions alone."""
     chunks = {f.chunk_id: f.encoded.input_ids for f in here if not (f.encoded.tensors or f.position_inputs)}
     chunks |= {chunk.id: chunk.input_ids for chunk in others if not chunk.inputs}
@@ -195,7 +195,7 @@ def kv_of_heads(
     for head in heads:
         whose, copy = tensors[head.number].facts.encoded, tensors[head.number].copy
         ids, head_positions = facts.encoded.input_ids[count:], shift(copy.positions, head.offset)
-        part = head_of(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
+        part = prefix_kv(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
         if part is None:
             return None, byte_counts
         if any(head.offset):

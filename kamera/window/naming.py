@@ -13,7 +13,7 @@ from PIL import Image
 from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
 from kamera.patches import Encodings, Facts, Former
-from kamera.window.heads import Gaps, Heads, head_at, heads_of, texts
+from kamera.window.heads import Gaps, Heads, head_at, heads_of, texts_by_head
 from kamera.window.lookalikes import whole_chunk_id
 from kamera.window.requests import (
     Append,
@@ -64,7 +64,7 @@ class Names:
         self._former = former
         self._state = state
 
-    def of(self, request: Request) -> NamedRequest:
+    def name_request(self, request: Request) -> NamedRequest:
         """A request with names alone. Raises ValueError, or a named error, for one that cannot be meant."""
         match request:
             case Append():
@@ -103,18 +103,18 @@ class Names:
 
         match request:
             case Append(content=Newcomer() as newcomer):
-                return self.of(dataclasses.replace(request, content=chunk_of(newcomer)))
+                return self.name_request(dataclasses.replace(request, content=chunk_of(newcomer)))
             case Recall(chunk=Newcomer() as newcomer):
-                return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
+                return self.name_request(dataclasses.replace(request, chunk=newcomer.chunk_id))
             case Arrange(order):
                 slots = self._state.slots(0, 0)
                 items = list[Slot | Chunk]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
                     items.append(slots[self._state.index(item)] if isinstance(item, int) else chunk_of(item))
-                return self.of(dataclasses.replace(request, order=items, among=chunks))
+                return self.name_request(dataclasses.replace(request, order=items, among=chunks))
             case _:
-                return self.of(request)
+                return self.name_request(request)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -123,12 +123,12 @@ class Names:
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self._chunk(request.content)
         heads = () if chunk.inputs else head_at(chunk, self._state, len(self._state.facts))
-        come = _Arrival(chunk, self._former.find(chunk) or self._here(chunk.id), heads)
+        come = _Arrival(chunk, self._former.find(chunk) or self._facts_here(chunk.id), heads)
         return _name(dataclasses.replace(request, content=come.newcomer), [come])
 
     def _recall(self, chunk: Any, move: bool) -> NamedRequest:
         chunk_id = whole_chunk_id(self._former, self._state.seats.chunk_ids, chunk)
-        facts = self._here(chunk_id) or self._former.facts_of(chunk_id)
+        facts = self._facts_here(chunk_id) or self._former.facts_of(chunk_id)
         return NamedRequest(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
 
     def _number(self, n: int) -> int:
@@ -155,7 +155,7 @@ class Names:
         old_indices = {i: self._state.index(s) for i, s in enumerate(request.order) if isinstance(s, Slot)}
         if len(old_indices) != len(set(old_indices.values())):
             raise InvalidPermutation("arrange names a slot twice: give each slot once")
-        known_texts = texts(self._state.facts, request.among)
+        known_texts = texts_by_head(self._state.facts, request.among)
         change = next((i for i in range(len(request.order)) if old_indices.get(i) != i), len(request.order))
         gaps = Gaps(self._state, list(old_indices.values())) if request.on_leave == "keep" else None
         arrivals: dict[str, _Arrival] = {}
@@ -171,7 +171,7 @@ class Names:
             if chunk.id not in arrivals:
                 same = head_at(chunk, self._state, i) if i == change and not chunk.inputs else ()
                 heads = tuple(dict([*same, *heads_of(chunk, known_texts)]).items())
-                facts = self._here(chunk.id) or self._former.find(chunk)
+                facts = self._facts_here(chunk.id) or self._former.find(chunk)
                 arrivals[chunk.id] = _Arrival(chunk, facts, heads)
                 newcomer = arrivals[chunk.id].newcomer
             takes = () if gaps is None else gaps.takes(chunk)
@@ -179,7 +179,7 @@ class Names:
         request = dataclasses.replace(request, order=tuple(items), among=())
         return _name(request, list(arrivals.values()))
 
-    def _here(self, chunk_id: str) -> Facts | None:
+    def _facts_here(self, chunk_id: str) -> Facts | None:
         return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
 
     def _chunk(self, content: Any) -> Chunk:

@@ -17,7 +17,7 @@ from kamera.store import CanonicalRecord, ChunkStore, PatchRecord
 from kamera.trust import Certificate, ReusePolicy, Terms
 from kamera.window.apart import stage_of
 from kamera.window.certified import choose_terms
-from kamera.window.file import WINDOW, Saved, Tensors, well_formed
+from kamera.window.file import WINDOW, Saved, Tensors, refuse_malformed
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
@@ -48,7 +48,7 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
         "max_tokens": stage.max_tokens,
         "tail": former.anchor.tail,
         "reopen": former.anchor.reopen,
-        "seats": converter().unstructure(state.seats.saying(None)),
+        "seats": converter().unstructure(state.seats.with_said(None)),
         "chunks": chunks,
     }
     return WINDOW.publish(path, Saved(document, tensors))
@@ -70,7 +70,7 @@ def load_window(
     document, tensors, own_digest = WINDOW.read(path)
     if digest not in (None, own_digest):
         raise CorruptChunk(f"{str(where)!r} is another window than the one that was saved there")
-    with well_formed(where):
+    with refuse_malformed(where):
         made_by, tenant = str(document["fingerprint"]), document["tenant"]
         policy = ReusePolicy(**document["policy"])
         max_tokens = document["max_tokens"]
@@ -91,9 +91,9 @@ def load_window(
     own_policy = terms.served
     stage = stage_of(backbone, store, anchor, own_policy, losses, max_tokens)
     former = stage.former
-    with well_formed(where):
+    with refuse_malformed(where):
         seats = converter().structure(document["seats"], Seats)
-        has = former.catalogue.holds  # the store may be another than the one they were archived in
+        has = former.catalogue.is_archived  # the store may be another than the one they were archived in
         row = [replace(s, archived=s.archived and has(s.chunk_id), number=new_number()) for s in seats.seats]
         pairs = enumerate(zip(document["chunks"], row, strict=True))
         residents = {
@@ -102,7 +102,7 @@ def load_window(
         if [seat.shown.home.shift(seat.offset) for seat in row] != [seat.spot for seat in row]:
             raise ValueError("a chunk does not stand where it is said")
         state = WindowState(replace(seats, seats=tuple(row)), residents)
-    if terms.withheld:
+    if terms.is_restricted:
         with former.operation():
             state = carry_out(NamedRequest(Restore()), state, stage, own_policy, Tally()).state
     return terms, stage, state

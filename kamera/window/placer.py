@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused
-from kamera.patches import Catalogue, in_groups, names_of, worth_harvesting
+from kamera.patches import Catalogue, by_form, possible_names, worth_harvesting
 from kamera.store import ObjectInfo
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind
 from kamera.window.heads import head_in, take_over
 from kamera.window.offers import Offers
 from kamera.window.requests import Arrange, Newcomer, Request
-from kamera.window.seating import canonical_at
+from kamera.window.seating import canonical_source
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Source, Spot, footing, new_number
 from kamera.window.steps import (
     Archive,
@@ -57,10 +57,10 @@ class Placer:
         if seat.archived and seat.chunk_id not in self.rows.losses.unkept:
             return seat
         if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
-            self.owe(seat)
+            self.leave_canonical_for_later(seat)
         return replace(seat, archived=True)
 
-    def owe(self, seat: Seat) -> None:
+    def leave_canonical_for_later(self, seat: Seat) -> None:
         """Leave the canonical of a chunk to later work."""
         self.late_steps.append(Archive(seat.number, later=True))
         self.late_seats[seat.chunk_id] = seat
@@ -79,9 +79,9 @@ class Placer:
         if on:
             return replace(seat, clean=None)
         self.steps.append(Clean(seat.number, self._compute(seat)))
-        return replace(seat, clean=canonical_at(self.limits, seat.chunk_id))
+        return replace(seat, clean=canonical_source(self.limits, seat.chunk_id))
 
-    def bring(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, archived: bool = True) -> Seat:
+    def place_chunk(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, archived: bool = True) -> Seat:
         """Place a chunk behind ``before`` by the best means the policy admits.
 
         Of one of the window, KV prefilled behind the very same exact antecedents is reused as it is, and a
@@ -128,7 +128,7 @@ class Placer:
         )
         if not before.seats and base is None and not glue:
             has_canonical = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._new_ids
-            source = canonical_at(self.limits, chunk.chunk_id, lossy=self.limits.lossy and has_canonical)
+            source = canonical_source(self.limits, chunk.chunk_id, lossy=self.limits.lossy and has_canonical)
             return source if self.policy.admits(source.guarantee) else None
         state = footing(before)
         own = chunk.source if isinstance(chunk, Seat) and not chunk.source.canonical else None
@@ -139,10 +139,10 @@ class Placer:
         if self.policy.minimum != "exact":
             offer = self._offers.best(chunk, before, base)
             if offer is not None:
-                return canonical_at(self.limits, chunk.chunk_id, base=base).with_patch(offer)
+                return canonical_source(self.limits, chunk.chunk_id, base=base).with_patch(offer)
         # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
-            return replace(canonical_at(self.limits, chunk.chunk_id), guarantee="blind")
+            return replace(canonical_source(self.limits, chunk.chunk_id), guarantee="blind")
         return None
 
     def _reason(self, chunk: Newcomer | Seat, before: Seats) -> Reason:
@@ -219,9 +219,9 @@ class Placer:
         if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
             return None
         if isinstance(chunk, Seat):
-            base, size = chunk.source, samples.own(chunk)
+            base, size = chunk.source, samples.of_seat(chunk)
         elif self.rows.has_canonical(chunk.chunk_id):
-            base, size = canonical_at(self.limits, chunk.chunk_id), samples.of_canonical(chunk.chunk_id)
+            base, size = canonical_source(self.limits, chunk.chunk_id), samples.of_canonical(chunk.chunk_id)
         else:
             return None
         if size is None:
@@ -308,7 +308,7 @@ class Placer:
         base_row = self.base(seat.chunk_id)
         base = "" if base_row is None else base_row.context.anchor
         offers = self._offers
-        stored_patches = (offers.find(seat, names, base) for names in names_of(antecedents))
+        stored_patches = (offers.find(seat, names, base) for names in possible_names(antecedents))
         if worth_harvesting(stored_patches, antecedents, formed, leading=bool(base)):
             if later:
                 self.late_steps.append(Harvest(seat.number, base, later=True))
@@ -356,7 +356,7 @@ class Placer:
         tokens = [s.length - self._stored_head_tokens(s, canonical_ids | self._first_ids) for s in seats]
         run_seats = [seat for seat, count in zip(seats, tokens, strict=True) if count]
         form = self.limits.places.form
-        groups = in_groups((form(s.chunk_id), s.length, s) for s in run_seats) if run_seats[1:] else run_seats
+        groups = by_form((form(s.chunk_id), s.length, s) for s in run_seats) if run_seats[1:] else run_seats
         return Cost(len(groups), sum(tokens))
 
     def _stored_head_tokens(self, chunk: Newcomer | Seat, canonical_ids: Collection[str]) -> int:

@@ -24,7 +24,7 @@ from kamera.window.requests import (
     Slide,
     Without,
 )
-from kamera.window.seating import check_room, check_stands, choose_frame, overflow, tail
+from kamera.window.seating import check_room, check_stands, choose_frame, count_leaving, tail
 from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Spot, staying_behind, survivor_of
 from kamera.window.steps import Plan, Prefill, View, cost_of
 
@@ -116,7 +116,7 @@ def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
         if seat.chunk_id not in recurring or is_settled or planner.base(seat.chunk_id) is not None:
             continue
         if not planner.rows.has_canonical(seat.chunk_id):
-            planner.owe(seat)
+            planner.leave_canonical_for_later(seat)
 
 
 def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:
@@ -158,7 +158,7 @@ class Planner(Placer):
             self.policy,
             operation,
             self.before,
-            after.saying(None),
+            after.with_said(None),
             (*self.steps, *self.late_steps),
             cost_of(self.steps, encodes),
             arrived,
@@ -172,7 +172,7 @@ class Planner(Placer):
     def arrive_stored(self, state: Seats, chunk: Newcomer) -> tuple[Seats, int]:
         """Place an archived chunk at the tail by the best means the policy admits."""
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
-        seat = self.bring(chunk, state, spot)
+        seat = self.place_chunk(chunk, state, spot)
         return state.with_seat(seat), seat.number
 
     def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule | None) -> tuple[Seats, int]:
@@ -182,7 +182,7 @@ class Planner(Placer):
         """
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
         if not state.seats:  # leading: its prefill behind the anchor is the canonical itself
-            seat = self.bring(chunk, state, spot)
+            seat = self.place_chunk(chunk, state, spot)
         else:
             seat = self._prefill(chunk, state, spot, new=True, reason="new")
             if archive == "now" or (archive is None and self.policy.forms == "always"):
@@ -239,7 +239,7 @@ class Planner(Placer):
         for i, item in enumerate(wanted[same:], same):
             self.policy = own if own is not None and isinstance(item, Seat) else policy
             stays = staying_behind(self._spend(new_seats[i]), new) if i in new_seats else None
-            new = new.with_seat(stays or self.anew(item, new, spots[i].shift(frame)))
+            new = new.with_seat(stays or self.place_anew(item, new, spots[i].shift(frame)))
         self.policy = policy
         return new
 
@@ -260,12 +260,12 @@ class Planner(Placer):
         self.policy = policy
         return after
 
-    def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
+    def place_anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
         """A chunk of `rearrange` that is placed anew: one of the window, or a newcomer."""
         if isinstance(item, Seat):
             item = self._spend(item)
-            return self.bring(item, before, spot)
-        return self._take(item, before, spot) or self.bring(item, before, spot, archived=False)
+            return self.place_chunk(item, before, spot)
+        return self._take(item, before, spot) or self.place_chunk(item, before, spot, archived=False)
 
     def _on_leave(self, on_leave: OnLeave) -> OnLeave:
         """The treatment of chunks that stay: a window that serves no survivors keeps none."""
@@ -276,5 +276,5 @@ class Planner(Placer):
     # -- inside --------------------------------------------------------------------------------
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
-        indices = range(overflow(self.limits, state, chunk))
+        indices = range(count_leaving(self.limits, state, chunk))
         return self.leave(state, indices) if indices else state

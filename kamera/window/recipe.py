@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kamera.engines import Part, Recipe, RowKey
-from kamera.patches import Catalogue, Copy, Former, canonical_of, pay
-from kamera.store import CanonicalRecord, Context, conditioned
+from kamera.patches import Catalogue, Copy, Former, canonical_of, put_owed
+from kamera.store import CanonicalRecord, Context, conditioned_record
 from kamera.trust import Guarantee
 from kamera.window.seats import Offset, Seat, Seats
 from kamera.window.state import Resident, WindowState
@@ -100,14 +100,14 @@ def _rows_of(seat: Seat, rows: Catalogue, info: RecipeFacts) -> tuple[RowKey | N
     return kv, RowKey.of(own, patch.kind, chunk_id, patch.antecedents, patch.base, *stamp), ""
 
 
-def stored_state(former: Former, state: WindowState) -> WindowState:
+def store_state(former: Former, state: WindowState) -> WindowState:
     """Store all KV that ``state`` shows. Returns ``state`` with the digests of KV that is no canonical."""
     tensors = dict(state.tensors)
     for seat in state.seats.seats:
         resident = tensors[seat.number]
         if _is_canonical(seat, former.context):
             if resident.shown.patch is None and not former.catalogue.has_canonical(seat.chunk_id):
-                pay([former.records_to_put(resident.facts, resident.shown)[1]])
+                put_owed([former.records_to_put(resident.facts, resident.shown)[1]])
             continue
         record = _conditioned_record(former, seat, resident)
         former.store.put(record)
@@ -119,4 +119,4 @@ def _conditioned_record(former: Former, seat: Seat, resident: Resident) -> Canon
     sample = seat.shown.sample
     record = canonical_of(former, resident.facts, resident.shown)
     own_info = {"formed": seat.formed, **({} if sample is None else sample.to_info())}
-    return conditioned(replace(record, info={**record.info, **own_info}), seat.shown.antecedents)
+    return conditioned_record(replace(record, info={**record.info, **own_info}), seat.shown.antecedents)

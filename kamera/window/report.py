@@ -121,7 +121,7 @@ class Tally:
 
 
 @contextmanager
-def counting(backbone: Engine) -> Iterator[Tally]:
+def count_operation(backbone: Engine) -> Iterator[Tally]:
     """Count one operation's model work and time into a tally."""
     tally = Tally()
     start = time.perf_counter()

@@ -28,7 +28,7 @@ from kamera.patches import (
     patch_to_put,
 )
 from kamera.trust import ReusePolicy
-from kamera.window.asking import Inquiry, last_run, sequence_behind, state_with_answer
+from kamera.window.asking import Inquiry, sequence_behind, state_with_answer, tail_prefill
 from kamera.window.heads import kv_of_heads
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
@@ -68,7 +68,7 @@ def carry_out(
     tally.count_time("encode")
     while True:
         try:
-            outcome = _PlanRun(before, stage, plan, facts, tally, inquiry).act()
+            outcome = _PlanRun(before, stage, plan, facts, tally, inquiry).run_steps()
             tally.count_time("run")
             return outcome
         except RowLied:
@@ -106,8 +106,8 @@ class _PlanRun:
     def former(self) -> Former:
         return self.stage.former
 
-    def act(self) -> Done:
-        last = None if self.inquiry is None else last_run(self.plan)
+    def run_steps(self) -> Done:
+        last = None if self.inquiry is None else tail_prefill(self.plan)
         late_steps: list[Archive | Harvest] = []
         self.tally.tokens_held = 0  # a run that met a wrong row before this one counts no more
         for group in runs_of(self.plan.steps):
@@ -133,7 +133,7 @@ class _PlanRun:
                     clean = self.former.canonical(resident.facts)
                     self.tensors[number] = replace(resident, clean=clean)
         if late_steps:
-            self.hand_over(late_steps)
+            self.queue_later_steps(late_steps)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
             return Done(self.plan, self.state_of(self.plan.after))
@@ -182,7 +182,7 @@ class _PlanRun:
         self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
         self.fronts[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new
-        self.former.store.metrics.served(seat.guarantee, computed=True, new=new)
+        self.former.store.metrics.count_served(seat.guarantee, computed=True, new=new)
 
     def _place(self, step: Place) -> None:
         seat = step.seat
@@ -204,7 +204,7 @@ class _PlanRun:
         else:
             canonical = self.former.canonical(facts, leading=is_leading)
         self.put(seat, facts, replace(canonical, patch=patch))
-        self.former.store.metrics.served(seat.guarantee, computed=False)
+        self.former.store.metrics.count_served(seat.guarantee, computed=False)
 
     def _prefill(self, run: Sequence[Prefill], inquiry: Inquiry | None) -> None:
         """Prefill chunks in one forward, and answer an ``inquiry``."""
@@ -273,7 +273,7 @@ class _PlanRun:
         if not keep_patch(self.former, resident.facts, resident.copy, self._before_of(number), base, sample):
             raise RowLied
 
-    def hand_over(self, steps: Sequence[Archive | Harvest]) -> None:
+    def queue_later_steps(self, steps: Sequence[Archive | Harvest]) -> None:
         """Leave steps to later work: first all canonicals that they need, together."""
         archives, bases, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
         for step in steps:
@@ -347,7 +347,7 @@ class _PlanRun:
             if resident.clean is not None and seat.clean is None:
                 resident = replace(resident, clean=None)
             tensors[seat.number] = resident
-        return WindowState(seats.saying(None), tensors)
+        return WindowState(seats.with_said(None), tensors)
 
 
 def _join(head: KV | None, rest: KV) -> KV:

@@ -56,7 +56,7 @@ class Sampler:
     glue: frozenset[str] = frozenset()
     _sizes: dict[int | str, SampleSize | None] = field(default_factory=dict)
 
-    def own(self, seat: Seat) -> SampleSize | None:
+    def of_seat(self, seat: Seat) -> SampleSize | None:
         """The tokens to run, by the KV that a chunk has in the window."""
         if seat.number not in self._sizes:
             resident = self.state.tensors[seat.number]

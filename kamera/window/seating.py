@@ -35,18 +35,18 @@ def choose_frame(
     offsets = [spot.offset(seat.spot) for seat, spot in zip(staying, own_spots, strict=True)]
     together = offsets[0]
     as_one = together is not None and set(offsets) == {together} and min(together) >= 0
-    if together is not None and as_one and not far(limits, together, extent):
+    if together is not None and as_one and not is_too_far(limits, together, extent):
         return together, list(staying)
     votes = Counter({state.frame: limits.anchor})
     for seat, offset in zip(staying, offsets, strict=True):
         if offset is not None:
             votes[offset] += seat.length
     frame = votes.most_common(1)[0][0]
-    frame = home if min(frame) < 0 or far(limits, frame, extent) else frame
+    frame = home if min(frame) < 0 or is_too_far(limits, frame, extent) else frame
     return frame, [seat.at(spot.shift(frame)) for seat, spot in zip(staying, own_spots, strict=True)]
 
 
-def far(limits: Limits, frame: Offset, extent: int) -> bool:
+def is_too_far(limits: Limits, frame: Offset, extent: int) -> bool:
     """True if a frame takes positions up to ``extent`` too far out.
 
     Half of the model's positions is reserved for questions and answers: no frame takes any of them.
@@ -54,7 +54,7 @@ def far(limits: Limits, frame: Offset, extent: int) -> bool:
     return max(frame) > DRIFT or (any(frame) and extent + max(frame) > limits.reach.last // 2)
 
 
-def overflow(limits: Limits, state: Seats, chunk: Newcomer) -> int:
+def count_leaving(limits: Limits, state: Seats, chunk: Newcomer) -> int:
     """The number of oldest chunks that leave for ``chunk``; WindowFull for one larger than the window."""
     if limits.max_tokens is None:
         return 0
@@ -76,7 +76,7 @@ def overflow(limits: Limits, state: Seats, chunk: Newcomer) -> int:
 def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
     """The spot of the next chunk; a frame that drifted too far out returns to zero first."""
     spot = limits.places.compact([*state.chunk_ids, chunk.chunk_id])[-1]
-    if far(limits, state.frame, spot.top):
+    if is_too_far(limits, state.frame, spot.top):
         back = tuple(-f for f in state.frame)
         state = Seats.home([seat.at(seat.spot.shift(back)) for seat in state.seats], len(back))
     spot = spot.shift(state.frame)
@@ -84,7 +84,7 @@ def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
     return state, spot
 
 
-def canonical_at(
+def canonical_source(
     limits: Limits, chunk_id: str, *, lossy: bool | None = None, base: ObjectInfo | None = None
 ) -> Source:
     """The source of a canonical: the window's own, behind its anchor, or one behind that of ``base``."""

@@ -10,7 +10,7 @@ from operator import add, sub
 
 from kamera.ops import SampleSize, digest
 from kamera.patches import Facts
-from kamera.store import chunks_of, survivor
+from kamera.store import chunks_of, survivor_id
 from kamera.trust import Guarantee, Proof, weakest
 
 Offset = tuple[int, ...]
@@ -187,7 +187,7 @@ class Seats:
         """Chunks at their own positions: no frame."""
         return cls(tuple(seats), (0,) * axes)
 
-    def saying(self, said: Seat | None) -> Seats:
+    def with_said(self, said: Seat | None) -> Seats:
         """The same seats with ``said`` behind them. What is known of them is not found anew."""
         if said is self.said:
             return self
@@ -233,8 +233,8 @@ def _name(seat: Seat, before: tuple[str, ...]) -> str:
     """The name of a chunk behind those named ``before``; see `Seats.lineage`."""
     source = seat.shown
     if source.sample is not None and source.sample.base:  # traces of other antecedents may be left in it
-        return survivor(seat.chunk_id, digest("kamera.sample.v1", source.lineage, source.sample.base)[:32])
-    return seat.chunk_id if source.antecedents == before else survivor(seat.chunk_id, source.lineage)
+        return survivor_id(seat.chunk_id, digest("kamera.sample.v1", source.lineage, source.sample.base)[:32])
+    return seat.chunk_id if source.antecedents == before else survivor_id(seat.chunk_id, source.lineage)
 
 
 GLUE = 64

@@ -44,7 +44,7 @@ class Stage:
         names, spans, frame = seat.source.antecedents, tuple(self.spans(state)), state.seats.frame
         return Before(names, seat.formed, spans, state.facts, seat.source.home.distance(seat.spot), frame)
 
-    def hear(self, ids: torch.Tensor, state: WindowState) -> None:
+    def add_proof_question(self, ids: torch.Tensor, state: WindowState) -> None:
         """Ask patches formed from now on this question, too; prove again those asked nothing like it.
 
         No question waits for that, and a question that comes while it runs begins no other.

@@ -129,9 +129,9 @@ class WindowState:
         """The tensors of `Seats.said`."""
         return None if self.seats.said is None else self.tensors[self.seats.said.number]
 
-    def saying(self, said: Seat, tensors: Resident) -> WindowState:
+    def with_said(self, said: Seat, tensors: Resident) -> WindowState:
         """The same chunks with ``said`` behind them."""
-        return WindowState(self.seats.saying(said), {**self.tensors, said.number: tensors})
+        return WindowState(self.seats.with_said(said), {**self.tensors, said.number: tensors})
 
     @cached_property
     def _places(self) -> dict[int, int]:

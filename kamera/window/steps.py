@@ -244,7 +244,7 @@ class Plan:
         """See above."""
         return {s.seat.number: s.head_tokens for s in self.steps if isinstance(s, Prefill) and s.heads}
 
-    def outline(self) -> str:
+    def comparable_text(self) -> str:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
         same = replace(self, cost=Cost(), later=Cost(), arrived=None, notes=())
         return json.dumps(_unstructure(same), sort_keys=True)

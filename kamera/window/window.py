@@ -22,9 +22,9 @@ from kamera.window import requests
 from kamera.window.anticipating import fits
 from kamera.window.apart import engine_of, stage_of
 from kamera.window.asking import Asker, Inquiry, Question
-from kamera.window.audit import hand_over, slots_to_audit
+from kamera.window.audit import queue_audits, slots_to_audit
 from kamera.window.certified import choose_terms
-from kamera.window.contents import Contents, serial
+from kamera.window.contents import Contents, one_at_a_time
 from kamera.window.lookalikes import check_cosine, most_alike
 from kamera.window.naming import NamedRequest
 from kamera.window.persist import load_window, save_window
@@ -79,7 +79,7 @@ class KameraWindow(Contents):
         engine, losses = engine_of(backbone, store), Losses()
         self._begin(trace)
         self._terms = choose_terms(engine, store, policy_of(policy, on_leave), certificate)
-        with self._account.now(engine):
+        with self._account.count_now(engine):
             anchor = prefill_anchor(engine, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
                 raise WindowFull(
@@ -91,7 +91,7 @@ class KameraWindow(Contents):
 
     # -- operations ----------------------------------------------------------------------------
 
-    @serial
+    @one_at_a_time
     def append(self, content: Content | Chunk, *, archive: ArchiveRule | None = None) -> SlotReport:
         """Put a chunk at the tail; slide first if it would not fit.
 
@@ -103,7 +103,7 @@ class KameraWindow(Contents):
         """
         return self._perform_on_slot(Append(content, archive))
 
-    @serial
+    @one_at_a_time
     def recall(
         self,
         chunk_id: str | Slot | Chunk | None = None,
@@ -129,7 +129,7 @@ class KameraWindow(Contents):
         assert chunk_id is not None, "one of the two is given"
         return self._perform_on_slot(Recall(chunk_id, move))
 
-    @serial
+    @one_at_a_time
     def slide(self, n: int = 1) -> SlotReport:
         """Remove the ``n`` oldest chunks; the rest survive at the positions of a fresh window, no forward.
 
@@ -137,12 +137,12 @@ class KameraWindow(Contents):
         """
         return self._perform_on_slot(requests.Slide(n))
 
-    @serial
+    @one_at_a_time
     def evict(self, slot: Slot | int) -> SlotReport:
         """Remove one chunk from any place; it stays archived and can be recalled."""
         return self._perform_on_slot(requests.Evict(slot))
 
-    @serial
+    @one_at_a_time
     def reorder(self, permutation: Sequence[int]) -> Report:
         """Put the chunks in another order: ``permutation[i]`` is the present index of the i-th.
 
@@ -152,12 +152,12 @@ class KameraWindow(Contents):
         """
         return self._answer(requests.Reorder(permutation))[0]
 
-    @serial
+    @one_at_a_time
     def condition(self, slot: Slot | int, on: bool) -> SlotReport:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
         return self._perform_on_slot(requests.Condition(slot, on))
 
-    @serial
+    @one_at_a_time
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; chunks behind it are treated as in `Arrange`."""
         slots = self.slots
@@ -166,14 +166,14 @@ class KameraWindow(Contents):
         order = [*slots[:index], content, *slots[index:]]
         return self._answer(requests.Arrange(order, on_leave, operation="insert"))[0]
 
-    @serial
+    @one_at_a_time
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `Arrange`."""
         index, slots = self._state.index(slot), self.slots
         order = [*slots[:index], content, *slots[index + 1 :]]
         return self._answer(requests.Arrange(order, on_leave, operation="replace"))[0]
 
-    @serial
+    @one_at_a_time
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
         """Do what a plan shows, one that `plan` made for the window as it is, or what a request asks for.
 
@@ -184,7 +184,7 @@ class KameraWindow(Contents):
         """
         return self._answer(plan, chunks=chunks)[0]
 
-    @serial
+    @one_at_a_time
     def fork(self, *, apart: bool = False) -> KameraWindow:
         """A branch with the same chunks; nothing is copied until one of the two changes its own.
 
@@ -229,31 +229,31 @@ class KameraWindow(Contents):
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
         chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
         """
-        with self._lock, self._account.now(self._backbone):
+        with self._lock, self._account.count_now(self._backbone):
             self._check_backbone()
             self._backbone.check_sampling(options)
             asker = self._asker()
-            self._stage.hear(asker.question_ids(question), self._state)
+            self._stage.add_proof_question(asker.question_ids(question), self._state)
             rows = asker.answer_ids(question, **options)
             self._audit_one()
             if keep:
-                self.append(asker.exchange(question, rows[0]))
+                self.append(asker.exchange_chunk(question, rows[0]))
             texts = [text for row in rows if (text := self._backbone.builder.detokenize(row)) is not None]
             if texts:
                 return texts[0] if len(texts) == 1 else texts
             return rows[0] if len(rows) == 1 else list(rows)
 
-    @serial
+    @one_at_a_time
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer; the window does not change."""
         self._check_backbone()
         asker = self._asker()
-        self._stage.hear(asker.question_ids(question), self._state)
+        self._stage.add_proof_question(asker.question_ids(question), self._state)
         logits = asker.logits_of([question])[0]
         self._audit_one()
         return logits
 
-    @serial
+    @one_at_a_time
     def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
         """True if the answer changes without this chunk and the conditioning of others on it.
 
@@ -291,7 +291,7 @@ class KameraWindow(Contents):
         """
         if self._former.queue is not None:  # without one its patches are formed at once
             for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
-                self._former.queue.settle((self._former.context, chunk_id))
+                self._former.queue.flush_named((self._former.context, chunk_id))
         return save_window(Path(path), self._stage, self._state, self._terms.asked)
 
     @classmethod
@@ -314,11 +314,11 @@ class KameraWindow(Contents):
         engine = engine_of(backbone, store)
         window = cls.__new__(cls)
         window._begin(trace)
-        with window._account.now(engine):
+        with window._account.count_now(engine):
             parts = load_window(Path(path), engine, store, certificate, digest)
             window._terms, window._stage, window._state = parts
             window._stage.show(window._state, Tally())
-            hand_over(window._stage, window._state, range(len(window)), window._terms.served.audit)
+            queue_audits(window._stage, window._state, range(len(window)), window._terms.served.audit)
         return window
 
     # -- inside --------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class KameraWindow(Contents):
             if isinstance(request, Plan):
                 own_plan, named_request = self._own(request, chunks)
             else:
-                named_request = self._names().of(request)
+                named_request = self._names().name_request(request)
             policy = self._terms.served if own_plan is None else own_plan.policy
             departure = None if self._preparation is None else self._preparation.take()
             start, stage = self._state, self._stage
@@ -355,14 +355,14 @@ class KameraWindow(Contents):
             outcome = carry_out(named_request, start, stage, policy, tally, own_plan, inquiry)
             plan, state, answer = outcome
             stage.show(state, tally)
-            hand_over(stage, state, slots_to_audit(plan, state), self._terms.served.audit)
+            queue_audits(stage, state, slots_to_audit(plan, state), self._terms.served.audit)
             tally.count_time("show")
         old, self._state, self._stage, self._plans = self.slots, state, stage, ()
         new_slots = {slot.number: slot for slot in self.slots}
         evicted = tuple(slot for slot in old if slot.number not in new_slots)
         slot = None if plan.arrived is None else new_slots[plan.arrived]
         report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), self.slots, evicted)
-        self._tell(plan, report, old, named_request.pictures)
+        self._emit(plan, report, old, named_request.pictures)
         return report, answer
 
     def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:
@@ -385,4 +385,4 @@ class KameraWindow(Contents):
         count = len(self._state.facts)
         if count:
             self._turn += 1
-            hand_over(self._stage, self._state, [self._turn % count], self._terms.served.audit)
+            queue_audits(self._stage, self._state, [self._turn % count], self._terms.served.audit)

@@ -39,7 +39,7 @@ class QueryOracle(Budgeted):
             scene.backbone,
             question,
             scene.question_positions(int(question.shape[0])),
-            forwards.cache(scene.backbone, [scene.context, scene.conditioned]),
+            forwards.make_cache(scene.backbone, [scene.context, scene.conditioned]),
         )
         live = set(live_layers(scene))
         rows = [highest(m[before:], count if i in live else 0) for i, m in enumerate(masses)]

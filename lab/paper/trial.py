@@ -79,7 +79,7 @@ class Trial:
         asked = self.ids if chosen is None else [self.ids[i] for i in chosen]
         for length in {len(ids) for ids in asked} - set(self._places):
             self._places[length] = self.scene.question_positions(length)
-        past = forwards.cache(self.scene.backbone, [self.scene.context, kv])
+        past = forwards.make_cache(self.scene.backbone, [self.scene.context, kv])
         return ask_side_by_side(self.scene.backbone, asked, [self._places[len(ids)] for ids in asked], past)
 
     @cached_property

@@ -97,7 +97,7 @@ def _instrument(atheris: Any) -> None:
         head.front_size,
         head._rebuilt,
         head._key_of,
-        entries.empty_of,
+        entries.meta_tensor_of,
         entries.pieces_of,
         opened.OpenObject.__init__,
         opened.OpenObject.fill,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kamera.content import Rendered
 from kamera.edits import difference
-from kamera.sessions.layout import anchor_ids, anchor_segments
+from kamera.sessions.layout import anchor_ids, count_anchor_segments
 
 MIN_TOKENS = 100
 """Kronk's ``cache-min-tokens``."""
@@ -69,7 +69,7 @@ def spc(before: Rendered | None, prompt: Rendered) -> int:
     """Kronk's system prompt cache."""
     if before is None or anchor_ids(before) != anchor_ids(prompt):
         return 0
-    first = anchor_segments(prompt)
+    first = count_anchor_segments(prompt)
     return first if first and prompt.segments[first - 1].stop >= MIN_TOKENS else 0
 
 

@@ -75,7 +75,7 @@ class Bare:
         chunk = backbone.chunk_from_tensors(prompt.ids[start:], label="rest", **_taken(backbone, lost))
         whole = backbone.chunk_from_tensors(prompt.ids, label="whole", **_taken(backbone, shown))
         positions = backbone.positions([prompt.ids], [whole.position_inputs()])[:, start:]
-        cache = forwards.cache(backbone, [noise_kv(backbone, start, seed=1)] if start else [])
+        cache = forwards.make_cache(backbone, [noise_kv(backbone, start, seed=1)] if start else [])
         held = backbone.encode(chunk) if encoded else None
         new = [self._alone(prompt, s, media[str(s.media)]) for s in gone if s.media not in encoded]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kamera.cli.options import Device, File, Form, Loading, Model, Precision, Quiet
-from kamera.cli.output import Output, facts, listing
+from kamera.cli.output import Output, facts_table, listing
 from lab.reuse.charts import Plot, chart, curve
 from lab.reuse.invariance import invariance
 from lab.reuse.sink import sink_of
@@ -89,7 +89,7 @@ def sink(
     out.write(
         {"model": model, "segments": segments, "text": _name(text), **asdict(found)},
         [
-            facts(model, [("sink", size), ("without it, drift lies", where)]),
+            facts_table(model, [("sink", size), ("without it, drift lies", where)]),
             listing("", ("first tokens", "drift of 4 first", "drift of the rest", "KL (nats)"), points),
         ],
     )

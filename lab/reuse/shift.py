@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.reuse.cuts import cut
+from kamera.reuse.cuts import cut_prompt
 from kamera.reuse.index import ContentIndex
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import CutRule
@@ -44,7 +44,7 @@ def shift(prompts: Sequence[Prompt], rule: CutRule, *, sink: int = SINK) -> Shif
     rows = []
     for prompt in prompts:
         media = {m.start: m.digest for m in prompt.media}
-        borders = cut(prompt, rule)
+        borders = cut_prompt(prompt, rule)
         pieces = [(a, b, (prompt.slice(a, b), media.get(a, ""))) for a, b in itertools.pairwise(borders)]
         counted = observer.observe(prompt)
         new = [b - a for a, b, content in pieces if content not in seen]

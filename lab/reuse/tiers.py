@@ -24,7 +24,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import kl_items
 from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
-from kamera.reuse import admissions_of, as_placed, strict
+from kamera.reuse import admissions_after_run, admissions_of, strict
 from kamera.window import Arrange, Slot, next_token_logits_of, terms_in_force
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
 from lab.results import keep
@@ -80,7 +80,7 @@ def tier_of(window: KameraWindow, order: Sequence[Slot | Chunk]) -> str:
     plan = window.plan(Arrange(order, "repair", archive=False), policy=strict(terms_in_force(window).served))
     admissions = admissions_of(window, plan)
     window.run(plan)
-    return as_placed(admissions, plan, window.slots)[-1].tier
+    return admissions_after_run(admissions, plan, window.slots)[-1].tier
 
 
 def served(

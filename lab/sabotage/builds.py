@@ -178,7 +178,9 @@ def _stale_patches(backbone: HfEngine) -> AbstractContextManager[None]:
     """A look-up that returns what was formed behind antecedents that have left since."""
     stale: dict[str, Patch] = {}
     for scene in itertools.islice(scenes_of("world"), SCENES):
-        stale |= Trials(backbone, scene, ReusePolicy(certified=False, forms="always", audit=0.0)).stale
+        stale |= Trials(
+            backbone, scene, ReusePolicy(certified=False, forms="always", audit=0.0)
+        ).stale_patches
     look_up = Former.patch
 
     def wrong(self: Former, facts: Any, *given: Any, **named: Any) -> Patch | None:
@@ -195,12 +197,12 @@ def _stale_patches(backbone: HfEngine) -> AbstractContextManager[None]:
 def _angles(change: Callable[[torch.Tensor, RopeSpec], torch.Tensor]) -> Iterator[None]:
     """Other angles wherever anything is turned: patches are formed in the wrong frame, too."""
     true = RopeSpec.angles
-    rope.turn_table.cache_clear()
+    rope.rotation_table.cache_clear()
     try:
         with replaced(RopeSpec, "angles", lambda self, offset: change(true(self, offset), self)):
             yield
     finally:
-        rope.turn_table.cache_clear()
+        rope.rotation_table.cache_clear()
 
 
 def _by_theta(true: torch.Tensor, spec: RopeSpec) -> torch.Tensor:

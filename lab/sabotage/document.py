@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from kamera.cli.output import finite, listing
+from kamera.cli.output import listing, nan_to_null
 from kamera.trust import Estimate
 from lab.sabotage.arms import BLIND, SOUND, sabotage
 from lab.sabotage.measure import ANSWERS, MARGIN, Asked, Bed, Row
@@ -65,7 +65,7 @@ def _row(row: Row) -> Document:
 
 def _interval(value: Estimate) -> list[float | None]:
     rounded = [round(number, 4) for number in (value.mean, value.low, value.high)]
-    found: list[float | None] = finite(rounded)
+    found: list[float | None] = nan_to_null(rounded)
     return found
 
 

@@ -12,7 +12,7 @@ from kamera.engines.hf import HfEngine
 from kamera.ops import KV, Patch, deficit, patch_of
 from kamera.patches.anchor import Anchor
 from kamera.testbed import Episode, Question
-from kamera.testbed.world import resolve
+from kamera.testbed.world import answer_with_frames
 from lab.sabotage.arms import Material
 from lab.scene import Scene
 from lab.testbed.regimes import RepeatingWorld, contested
@@ -72,7 +72,7 @@ def _earlier(episode: Episode, setup: Setup) -> list[tuple[str, int]]:
     # decided by the place of the frame served: another answer if that had come first
     turned = (len(shown.frames) - 1, *range(len(shown.frames) - 1))
     asked = shown.subjects(["earlier"])
-    both = [(s, resolve([shown.frames[i] for i in turned], *s)) for s in asked]
+    both = [(s, answer_with_frames([shown.frames[i] for i in turned], *s)) for s in asked]
     return [s for s, found in both if found is not None and found[0] != shown.ask(*s).answer]
 
 

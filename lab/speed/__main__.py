@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kamera.cli.app import run as run_program
 from kamera.cli.options import Device, Dtype, File, Form, Quiet
-from kamera.cli.output import Output, facts, listing
+from kamera.cli.output import Output, facts_table, listing
 from lab.speed.settings import Settings, Step
 from lab.speed.table import Result, headings, shown
 
@@ -94,7 +94,7 @@ def bench(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with out.counting("line") as step:
+        with out.progress_callback("line") as step:
             found = measure(settings, step)
     finally:
         torch.set_num_threads(before)
@@ -103,7 +103,7 @@ def bench(
 
 
 def _tables(document: dict[str, Any]) -> Iterator[Table | str]:
-    yield facts(document["benchmark"], headings(document))
+    yield facts_table(document["benchmark"], headings(document))
     for section in document["sections"]:
         columns = list(dict.fromkeys(c for row in section["rows"] for c in row))
         yield ""

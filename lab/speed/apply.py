@@ -76,7 +76,7 @@ def _line(backbone: HfEngine, length: int, settings: Settings) -> list[Row]:
     layout, device = backbone.layout, torch.device(settings.device)
     context = noise_kv(backbone, CONTEXT, seed=1)
     canonical = noise_kv(backbone, length, seed=2)
-    slot = kv_slice(forwards.room(backbone, CONTEXT + length), CONTEXT, CONTEXT + length)
+    slot = kv_slice(forwards.allocate_kv(backbone, CONTEXT + length), CONTEXT, CONTEXT + length)
     patch = noise_patch(canonical, layout)
     offset = [CONTEXT] * backbone.axes
     plain = kv_bytes(canonical)
@@ -98,7 +98,7 @@ def _line(backbone: HfEngine, length: int, settings: Settings) -> list[Row]:
         Arm(
             "re-prefill",
             lambda cache: forwards.run(backbone, chunk, places, cache),
-            lambda: forwards.cache(backbone, [context]),
+            lambda: forwards.make_cache(backbone, [context]),
         ),
         *(Arm(name, _apply(slot, way, layout, offset)) for name, way in ways.items()),
         *(copy_arm(f"copy, {name}", way.moved, device) for name, way in ways.items()),

@@ -92,7 +92,7 @@ def arms(backbone: HfEngine, chosen: Preset, tokens: int) -> Sequence[Arm]:
     context = noise_kv(backbone, in_front, seed=1)
 
     def forward(positions: torch.Tensor, past: KV) -> KV:
-        kv, _ = forwards.run(backbone, span, positions, forwards.cache(backbone, [past]))
+        kv, _ = forwards.run(backbone, span, positions, forwards.make_cache(backbone, [past]))
         return kv_copy(kv)
 
     canonical, conditioned = forward(alone, anchor.kv), forward(there, context)
@@ -109,12 +109,12 @@ def arms(backbone: HfEngine, chosen: Preset, tokens: int) -> Sequence[Arm]:
         Arm(
             CANONICAL,
             lambda past: forwards.run(backbone, span, alone, past),
-            lambda: forwards.cache(backbone, [anchor.kv]),
+            lambda: forwards.make_cache(backbone, [anchor.kv]),
         ),
         Arm(
             CONDITIONED,
             lambda past: forwards.run(backbone, span, there, past),
-            lambda: forwards.cache(backbone, [context]),
+            lambda: forwards.make_cache(backbone, [context]),
         ),
         Arm(DEFICIT, lambda: deficit(conditioned, canonical, backbone.layout, offset)),
         Arm(FACTORS, lambda: POLICY.budget.form(deltas, backbone.layout, canonical)),

@@ -67,7 +67,7 @@ def _patches(preset: Preset, rows: int, columns: int, generator: torch.Generator
 
 def noise_kv(backbone: HfEngine, tokens: int, seed: int) -> KV:
     """Normal noise in the shape of a span's KV, where the model keeps it."""
-    made = forwards.room(backbone, tokens)
+    made = forwards.allocate_kv(backbone, tokens)
     for i, layer in enumerate(made):
         for j, tensor in enumerate(layer.values()):
             generator = torch.Generator(tensor.device).manual_seed(seed * 10_000 + i * 10 + j)

@@ -36,7 +36,7 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
     for done, length in enumerate(settings.lengths):
         step(done, len(settings.lengths))
         canonical = noise_kv(backbone, length, seed=2)
-        slot = kv_slice(forwards.room(backbone, CONTEXT + length), CONTEXT, CONTEXT + length)
+        slot = kv_slice(forwards.allocate_kv(backbone, CONTEXT + length), CONTEXT, CONTEXT + length)
         offset = [CONTEXT] * backbone.axes
         source = torch.ones(kv_bytes(canonical), dtype=torch.uint8, device=settings.device)
         into = torch.zeros_like(source)

@@ -113,7 +113,11 @@ class Scene:
             ],
             GONE: [
                 Arm("kamera, slide", self.slide, self.both),
-                Arm("prefix cache", self.after_anchor, lambda: forwards.cache(self.backbone, [self.anchor])),
+                Arm(
+                    "prefix cache",
+                    self.after_anchor,
+                    lambda: forwards.make_cache(self.backbone, [self.anchor]),
+                ),
             ],
         }
         timed = measure(
@@ -184,7 +188,7 @@ class Scene:
     # -- the others ----------------------------------------------------------------------------
 
     def behind_context(self) -> ModelCache:
-        return forwards.cache(self.backbone, [self.before])
+        return forwards.make_cache(self.backbone, [self.before])
 
     def reprefill(self, cache: ModelCache) -> torch.Tensor:
         return self._logits(self._hidden(self.encoded, self.back, cache))

@@ -124,7 +124,7 @@ def _with_text(chunk: Chunk, backbone: HfEngine, tokens: int) -> Chunk:
 
 
 def _token_bytes(backbone: HfEngine, *, phased_only: bool) -> int:
-    held = zip(backbone.layout, forwards.room(backbone, 0), strict=True)
+    held = zip(backbone.layout, forwards.allocate_kv(backbone, 0), strict=True)
     return sum(
         c.features * layer[c.name].element_size()
         for spec, layer in held

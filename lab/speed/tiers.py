@@ -81,7 +81,7 @@ class Reader:
 
     def __init__(self, store: ChunkStore, stock: Stock, chunk_id: str) -> None:
         self._store, self._stock, self._chunk_id = store, stock, chunk_id
-        self.slot = forwards.room(stock.backbone, stock.tokens)
+        self.slot = forwards.allocate_kv(stock.backbone, stock.tokens)
         self._offset = [stock.tokens] * stock.backbone.axes
 
     def whole(self) -> None:

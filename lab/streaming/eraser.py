@@ -150,7 +150,7 @@ def _loss(backbone: HfEngine, anchor: Anchor, eraser: Eraser, sample: Sample) ->
     held = [Held(sample.left.encoded, eraser.steering(sample.left), sample.left.positions), *sample.survivors]
     losses = []
     for ids, wanted in zip(sample.asked, sample.wanted, strict=True):
-        past = forwards.cache(backbone, [anchor.kv, *(item.kv for item in held)])
+        past = forwards.make_cache(backbone, [anchor.kv, *(item.kv for item in held)])
         said = backbone.model(
             input_ids=ids[None],
             position_ids=with_batch(behind(anchor, held, ids)),

@@ -109,7 +109,7 @@ class ReKV:
         """Behind the frames that the question's own attention, summed over layers, chooses."""
         backbone, anchor = self.stream.backbone, self.stream.anchor
         every = _closed_up(backbone, anchor, self.stream.every)
-        past = forwards.cache(backbone, [anchor.kv, *(held.kv for held in every)])
+        past = forwards.make_cache(backbone, [anchor.kv, *(held.kv for held in every)])
         masses = attention_mass(backbone, question, behind(anchor, every, question), past)
         lengths = [anchor.length, *(held.positions.shape[1] for held in every)]
         mass = torch.stack([layer for layer in masses if layer.numel()]).sum(0).split(lengths)[1:]
@@ -155,5 +155,5 @@ def behind(anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torc
 
 def asked(backbone: HfEngine, anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torch.Tensor:
     """Next-token logits ``[vocabulary]`` of a question behind ``held``."""
-    past = forwards.cache(backbone, [anchor.kv, *(item.kv for item in held)])
+    past = forwards.make_cache(backbone, [anchor.kv, *(item.kv for item in held)])
     return forwards.forward(backbone, question, behind(anchor, held, question), past)

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedTokenizerBase
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kamera.testbed.frames import COLOURS, GLYPHS, TAGS, Frame
-from kamera.testbed.world import TRAINING_SEEDS, Question, World, resolve
+from kamera.testbed.world import TRAINING_SEEDS, Question, World, answer_with_frames
 
 from .batches import Batch, Labels, hide_from_questions, isolate, labels, pack
 from .families import Family
@@ -51,7 +51,9 @@ def draw_layout(rng: np.random.Generator) -> str:
 
 def default_answer(question: Question, frames: list[Frame]) -> Question:
     """The question as an items frame that saw nothing before it answers it."""
-    found = resolve([frame for frame in frames if frame.shows_items], question.kind, question.subject)
+    found = answer_with_frames(
+        [frame for frame in frames if frame.shows_items], question.kind, question.subject
+    )
     assert found is not None
     return replace(question, answer=found[0])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kamera.testbed import World
 from kamera.testbed.frames import Frame
-from kamera.testbed.world import question_text, resolve
+from kamera.testbed.world import answer_with_frames, question_text
 from lab.streaming.stream import FRAMES, HELD_OUT
 
 
@@ -42,12 +42,12 @@ def _turn(shown: Sequence[Frame], keep: int, draw: random.Random) -> Turn:
     old = {tag for frame in view[:-1] for tag in frame.glyph_of}
     bound, other = list[tuple[str, int, str]](), list[tuple[str, int, str]]()
     for tag in sorted(tag for tag, count in tags.items() if count == 1):
-        found, ever = resolve(view, "value", tag), resolve(shown, "value", tag)
+        found, ever = answer_with_frames(view, "value", tag), answer_with_frames(shown, "value", tag)
         if found is not None and ever is not None and found[0] == ever[0]:
             into = bound if tag in old and len(found[1]) > 1 else other
             into.append(("value", tag, found[0]))
     for glyph in sorted({glyph for frame in view for glyph in frame.colour_of}):
-        found = resolve(view, "colour", glyph)
+        found = answer_with_frames(view, "colour", glyph)
         other += [] if found is None else [("colour", glyph, found[0])]
     kind, subject, answer = draw.choice(bound or other)
     return Turn(shown[-1], question_text(kind, subject), answer, bool(bound))

@@ -31,7 +31,7 @@ def test_a_demo_in_a_pipe_tells_each_step_and_ends_with_a_picture_and_a_page(cap
 
 def test_progress_in_a_pipe_is_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
-    with Output().counting("object") as tell:
+    with Output().progress_callback("object") as tell:
         for done in range(4):
             tell(done, 3)
     lines = capsys.readouterr().err.splitlines()
@@ -40,6 +40,6 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(capsys, monkeypatch):
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_what_ends_at_once_says_nothing(capsys, quiet):
-    with Output(quiet=quiet).counting("object") as tell:
+    with Output(quiet=quiet).progress_callback("object") as tell:
         tell(3, 3)
     assert capsys.readouterr().err == ""

@@ -9,7 +9,7 @@ from itertools import chain, permutations
 import pytest
 
 from kamera.compile import read_plan
-from kamera.compile.mine import Recurrence, mine, plan_text
+from kamera.compile.mine import Recurrence, plan_text, recurring_windows
 from kamera.compile.plan import ById
 from kamera.errors import TraceError
 from kamera.window import Event
@@ -43,55 +43,59 @@ def filled(chunks: str) -> list[Event]:
 def test_what_recurred_is_a_window_and_its_worth_is_its_arrivals(trace):
     path = trace(*filled("abc"), *filled("abc"), *filled("abd"))
     # b came behind a three times, c behind ab twice, d behind ab once
-    assert mine(path) == [Recurrence(("a", "b", "c"), 2, saved_tokens=3 * 20 + 2 * 30, forming_tokens=50)]
-    assert [m.chunks for m in mine(path, times=1)] == [tuple("abc"), tuple("abd")]
-    assert mine(path, times=3) == [Recurrence(("a", "b"), 3, 60, 20)]
-    assert mine(path, times=4) == []
+    assert recurring_windows(path) == [
+        Recurrence(("a", "b", "c"), 2, saved_tokens=3 * 20 + 2 * 30, forming_tokens=50)
+    ]
+    assert [m.chunks for m in recurring_windows(path, times=1)] == [tuple("abc"), tuple("abd")]
+    assert recurring_windows(path, times=3) == [Recurrence(("a", "b"), 3, 60, 20)]
+    assert recurring_windows(path, times=4) == []
 
 
 def test_what_a_window_brings_with_it_is_not_counted_again(trace):
     path = trace(*filled("abc"), *filled("abc"), *filled("abd"), *filled("abd"))
-    first, second = mine(path)
+    first, second = recurring_windows(path)
     assert first == Recurrence(tuple("abd"), 2, saved_tokens=4 * 20 + 2 * 40, forming_tokens=60)
     assert second == Recurrence(tuple("abc"), 2, saved_tokens=2 * 30, forming_tokens=30)
 
 
 def test_survivors_and_leading_chunks_want_no_patch(trace):
     slid = [line("bc", 2, "slide"), line("b", 1, "evict")]
-    assert mine(trace(*slid, *slid, line("a"), line("a"))) == []
+    assert recurring_windows(trace(*slid, *slid, line("a"), line("a"))) == []
 
 
 def test_a_reorder_wants_patches_from_the_first_moved_chunk_on(trace):
     moved = line("acb", 1, "reorder")
-    assert mine(trace(moved, moved)) == [Recurrence(tuple("acb"), 2, saved_tokens=100, forming_tokens=50)]
+    assert recurring_windows(trace(moved, moved)) == [
+        Recurrence(tuple("acb"), 2, saved_tokens=100, forming_tokens=50)
+    ]
 
 
 def test_the_most_saving_windows_are_chosen_within_the_budget(trace):
     lines = [each for chunks in ("ab", "cd", "de") for each in filled(chunks) * 2]
-    assert [m.chunks for m in mine(trace(*lines))] == [tuple("de"), tuple("cd"), tuple("ab")]
-    assert [m.chunks for m in mine(trace(*lines), top=2)] == [tuple("de"), tuple("cd")]
-    assert [m.chunks for m in mine(trace(*lines), tokens=70)] == [tuple("de"), tuple("ab")]
+    assert [m.chunks for m in recurring_windows(trace(*lines))] == [tuple("de"), tuple("cd"), tuple("ab")]
+    assert [m.chunks for m in recurring_windows(trace(*lines), top=2)] == [tuple("de"), tuple("cd")]
+    assert [m.chunks for m in recurring_windows(trace(*lines), tokens=70)] == [tuple("de"), tuple("ab")]
 
 
 def test_the_plan_does_not_depend_on_the_order_of_the_lines(trace):
     runs = [filled("abc"), filled("abc"), filled("abd"), filled("abd"), filled("ae")]
-    plans = {tuple(mine(trace(*chain.from_iterable(order)))) for order in permutations(runs)}
+    plans = {tuple(recurring_windows(trace(*chain.from_iterable(order)))) for order in permutations(runs)}
     assert len(plans) == 1
 
 
 def test_a_window_ends_where_a_chunk_is_gone(trace):
     path = trace(*filled("abc") * 2)
-    assert mine(path, stored={"a", "b"}) == [Recurrence(("a", "b"), 2, 40, 20)]
-    assert mine(path, stored={"b", "c"}) == []
+    assert recurring_windows(path, stored={"a", "b"}) == [Recurrence(("a", "b"), 2, 40, 20)]
+    assert recurring_windows(path, stored={"b", "c"}) == []
 
 
 def test_several_prompts_have_to_be_told_apart(trace):
     path = trace(*filled("ab") * 2, line("cd", anchor="b7"), line("cd", anchor="b7"))
     with pytest.raises(ValueError, match=r"chooses 2 system prompts .* a0 \(4 operations\), b7 \(2"):
-        mine(path)
-    assert [m.chunks for m in mine(path, anchor="b")] == [tuple("cd")]
+        recurring_windows(path)
+    assert [m.chunks for m in recurring_windows(path, anchor="b")] == [tuple("cd")]
     with pytest.raises(ValueError, match="'zz' chooses 0"):
-        mine(path, anchor="zz")
+        recurring_windows(path, anchor="zz")
 
 
 @pytest.mark.parametrize("bad", ["{}", "7", "no json", '{"format": 1}', "wrong", "other"])
@@ -101,25 +105,25 @@ def test_a_file_that_is_no_trace_is_refused_by_line(trace, bad):
     spoilt = {"wrong": good.replace('"length":10', '"length":"10"'), "other": good.replace(":1,", ":2,", 1)}
     path.write_text(path.read_text() + spoilt.get(bad, bad) + "\n" + good + "\n")
     with pytest.raises(TraceError, match=r"trace\.jsonl:2: not a window's operation"):
-        mine(path)
+        recurring_windows(path)
 
 
 def test_a_line_that_is_being_written_is_left_out(trace):
     path = trace(*filled("ab") * 2)
     path.write_text(path.read_text() + '{"time": 1.0, "oper')
-    assert [m.chunks for m in mine(path)] == [tuple("ab")]
+    assert [m.chunks for m in recurring_windows(path)] == [tuple("ab")]
 
 
 def test_the_plan_reads_as_one(trace, tmp_path):
     path = tmp_path / "plan.jsonl"
-    path.write_text(plan_text(mine(trace(*filled("ab") * 2)), "You watch a camera."))
+    path.write_text(plan_text(recurring_windows(trace(*filled("ab") * 2)), "You watch a camera."))
     (window,) = read_plan(path).windows
     assert (window.system, window.chunks) == ("You watch a camera.", (ById("a"), ById("b")))
-    path.write_text(plan_text(mine(trace(*filled("ab") * 2)), None))
+    path.write_text(plan_text(recurring_windows(trace(*filled("ab") * 2)), None))
     assert read_plan(path).windows[0].system is None
 
 
 @pytest.mark.parametrize("name", ["times", "top", "tokens"])
 def test_limits_must_be_counts(trace, name):
     with pytest.raises(ValueError, match=f"{name} 0"):
-        mine(trace(line("a")), **{name: 0})
+        recurring_windows(trace(line("a")), **{name: 0})

@@ -9,7 +9,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import ObjectCounts, read_plan, run_plan
-from kamera.compile.mine import mine, plan_text
+from kamera.compile.mine import plan_text, recurring_windows
 from kamera.window import former_of, read_trace
 from tests.cli.run import kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
@@ -102,7 +102,7 @@ def test_recurring_traffic_runs_no_forward_once_compiled(tmp_path, frames, capsy
         # canonicals only: nothing is archived with a patch
         run_plan(read_plan(write_plan(tmp_path, [a], [b], [c], [d])), vision_backbone(), store)
         assert traffic(store, trace=trace) == 7
-        (mined,) = mine(trace)
+        (mined,) = recurring_windows(trace)
         length = {i.chunk_id: i.tokens for i in store.ls("canonical")}
         assert len(mined.chunks) == 3
         assert mined.saved_tokens == 3 * length[mined.chunks[1]] + 2 * length[mined.chunks[2]]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Clip, Conversations, load_image, read_video
-from kamera.content.sizing import bounds, fit
+from kamera.content.sizing import fit, pixel_bounds
 from kamera.content.video import load_clip
 from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, ModalityNotSupported, UnreadableMedia
@@ -175,9 +175,9 @@ def test_a_processor_with_sizes_of_its_own_refuses_them():
 
 
 def test_one_bound_moves_the_default_of_the_other():
-    assert bounds({"max_pixels": 100}, "image", 28) == (100, 100)
-    assert bounds({"min_pixels": 10**6}, "video", 28) == (10**6, 10**6)
-    assert bounds({"min_pixels": 99}, "image", 28) == (99, 16384 * 28 * 28)
+    assert pixel_bounds({"max_pixels": 100}, "image", 28) == (100, 100)
+    assert pixel_bounds({"min_pixels": 10**6}, "video", 28) == (10**6, 10**6)
+    assert pixel_bounds({"min_pixels": 99}, "image", 28) == (99, 16384 * 28 * 28)
 
 
 # -- clips -----------------------------------------------------------------------------------------

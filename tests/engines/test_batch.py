@@ -41,7 +41,7 @@ def test_a_row_is_the_span_alone(family):
     # not at one place: positions are each row's own
     places[1] = places[1] + 3
     alone = [
-        forwards.run(backbone, span, where, forwards.cache(backbone, [anchor]))[0]
+        forwards.run(backbone, span, where, forwards.make_cache(backbone, [anchor]))[0]
         for span, where in zip(spans, places, strict=True)
     ]
     live = backbone.live()

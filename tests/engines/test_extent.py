@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.content import Encoded
-from kamera.engines.extent import Extents, behind, standing
+from kamera.engines.extent import Extents, chunk_positions, text_start
 from kamera.errors import IncompatibleChunk
 from kamera.patches.chunks import Facts, compact_positions, text_positions
 from tests.models import samples, tiny
@@ -88,4 +88,4 @@ def test_touching_pictures_are_left_to_the_model():
 
 
 def test_no_chunk_stands_right_behind_the_anchor():
-    assert (standing(9, []), behind(9, []).tolist()) == ([], [[9]])
+    assert (chunk_positions(9, []), text_start(9, []).tolist()) == ([], [[9]])

@@ -29,7 +29,7 @@ def model(family: str):
 def span_of(backbone, length: int, seed: int, rank: int = 0) -> Span:
     """Some KV, and perhaps a patch for it."""
     generator = torch.Generator().manual_seed(seed)
-    kv = kv_map(forwards.room(backbone, length), lambda t: torch.randn(t.shape, generator=generator))
+    kv = kv_map(forwards.allocate_kv(backbone, length), lambda t: torch.randn(t.shape, generator=generator))
     patch = None
     if rank:
         layers = [
@@ -110,11 +110,11 @@ def test_what_a_question_appends_is_forgotten():
             logits.append(forwards.forward(backbone, ids, places, cache))
             assert (
                 cache_length(cache)
-                == forwards.room(backbone, 0)[0]["k"].shape[1] + sum(s.length for s in spans) + 3
+                == forwards.allocate_kv(backbone, 0)[0]["k"].shape[1] + sum(s.length for s in spans) + 3
             )
     assert torch.equal(*logits)
     assert same_bits(shown(live), before)
-    slow = forwards.cache(backbone, [wanted(backbone, spans)])
+    slow = forwards.make_cache(backbone, [wanted(backbone, spans)])
     assert torch.allclose(logits[0], forwards.forward(backbone, ids, places, slow), atol=1e-5, rtol=1e-4)
 
 
@@ -126,7 +126,7 @@ def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family, monkeypatch):
     live.show(spans_of(backbone, (3, 7), (0, 1)))
     before = shown(live)
     ids = torch.arange(20, 60)
-    slow = forwards.cache(backbone, [before])
+    slow = forwards.make_cache(backbone, [before])
     with live.lend() as cache:
         for i in range(0, 40, 8):  # the room is full after the first
             places = torch.arange(i, i + 8).expand(backbone.axes, -1) + 50

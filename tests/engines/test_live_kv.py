@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.engines import LiveKV, Span, Written
-from kamera.engines.moves import Stand, moves
+from kamera.engines.moves import Stand, plan_moves
 from kamera.ops import (
     KV,
     NO_KV,
@@ -133,7 +133,7 @@ def standing(live: LiveKV | Reference) -> Sequence[Span]:
 def expected_bytes(layout, standing: Sequence[Span], wanted: Sequence[Span]) -> Written:
     one = next(s.kv for s in wanted) if wanted else NO_KV
     phased = rotated_bytes(one, layout) // wanted[0].length if wanted else 0
-    made = moves(stands(standing), stands(wanted))
+    made = plan_moves(stands(standing), stands(wanted))
     written = [span for span, move in zip(wanted, made, strict=True) if move.writes]
     turned = sum(span.length for span in written if any(span.offset))
     return Written(turned * phased, sum(0 if s.patch is None else s.patch.nbytes for s in written))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.engines.moves import Move, Stand, Written, moves
+from kamera.engines.moves import Move, Stand, Written, plan_moves
 
 WHOLE = Move(None, False, True)
 
@@ -18,19 +18,19 @@ def row(*spans: tuple) -> list[Stand]:
 
 def test_what_stands_where_it_should_is_taken_over():
     a, b, c, d = row(("a", 0, 3), ("b", 0, 4), ("c", 2, 5), ("d", 0, 1))
-    assert moves([a, b, c], [b, c, d]) == [Move(1, False, False), Move(2, False, False), WHOLE]
-    assert moves([], [a]) == [WHOLE]
+    assert plan_moves([a, b, c], [b, c, d]) == [Move(1, False, False), Move(2, False, False), WHOLE]
+    assert plan_moves([], [a]) == [WHOLE]
 
 
 def test_another_offset_turns_and_another_source_is_written():
     a, turned, other = row(("a", 0, 3), ("a", 4, 3), ("z", 0, 3))
-    assert moves([a], [turned]) == [Move(0, True, True)]
-    assert moves([a], [other]) == [WHOLE]
+    assert plan_moves([a], [turned]) == [Move(0, True, True)]
+    assert plan_moves([a], [other]) == [WHOLE]
 
 
 def test_most_spans_keep_their_order_and_the_others_are_written():
     a, b, c, d = row(*((name, 0, 2) for name in "abcd"))
-    made = moves([a, b, c, d], [d, a, b, c])
+    made = plan_moves([a, b, c, d], [d, a, b, c])
     assert [m.was for m in made] == [None, 0, 1, 2]
 
 
@@ -44,7 +44,7 @@ spans = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 1), st.inte
 @given(standing=spans, wanted=spans)
 def test_a_span_is_taken_over_once_from_its_own_source_and_in_order(standing, wanted):
     old, new = row(*standing), row(*wanted)
-    made = moves(old, new)
+    made = plan_moves(old, new)
     kept = [(m.was, n) for m, n in zip(made, new, strict=True) if m.was is not None]
     assert all(a < b for (a, _), (b, _) in pairwise(kept))
     assert all(old[was].source == n.source for was, n in kept)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kamera.engines import Account, Sampling, Span, WorkCancelled, calls_of, later, precedence
+from kamera.engines import Account, Sampling, Span, WorkCancelled, calls_of, count_as_later, precedence
 from kamera.engines.hf import HfEngine, Observer, forwards
 from kamera.ops import Design, token_kernel
 from tests.models import samples, tiny
@@ -53,7 +53,7 @@ class Meeting:
     def work(self):
         """The forward; its KV."""
         self._worker = threading.get_ident()
-        with later(self.backbone, (), self.unwanted):
+        with count_as_later(self.backbone, (), self.unwanted):
             return forwards.run(self.backbone, self._span, self._places)[0]
 
     def plain(self):
@@ -77,10 +77,12 @@ def call(backbone: HfEngine, chunk) -> list[torch.Tensor]:
     kept = [t.clone() for layer in kv for t in layer.values()]
     ids = samples.text_ids(3, 5)
     behind = torch.arange(3).expand(backbone.axes, -1) + int(places.max()) + 1
-    kept.append(forwards.forward(backbone, ids, behind, forwards.cache(backbone, [kv])))
+    kept.append(forwards.forward(backbone, ids, behind, forwards.make_cache(backbone, [kv])))
     return [
         *kept,
-        forwards.forward_batch(backbone, torch.stack([ids, ids + 1]), behind, forwards.cache(backbone, [kv])),
+        forwards.forward_batch(
+            backbone, torch.stack([ids, ids + 1]), behind, forwards.make_cache(backbone, [kv])
+        ),
     ]
 
 
@@ -98,7 +100,7 @@ def test_a_call_may_come_between_any_two_layers_and_neither_changes_the_other(fa
             if not backbone.quiet:
                 go_on.set()
                 continue
-            with account.now(backbone):
+            with account.count_now(backbone):
                 go_on.set()
                 got = call(backbone, chunk)
             assert all(torch.equal(a, b) for a, b in zip(got, alone, strict=True))
@@ -116,7 +118,7 @@ def test_a_call_waits_for_one_layer_of_later_work_and_goes_before_the_rest():
     with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)
         assert meeting.reached[0].wait(LONG)
-        with Account().now(backbone):
+        with Account().count_now(backbone):
             meeting.go_on[0].set()
             for _ in range(2):
                 meeting.plain()
@@ -132,7 +134,7 @@ def test_a_model_whose_forward_leaves_state_is_not_interrupted():
     with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)
         assert meeting.reached[0].wait(LONG)
-        with Account().now(backbone):
+        with Account().count_now(backbone):
             for go_on in meeting.go_on:
                 go_on.set()
             meeting.plain()
@@ -166,7 +168,7 @@ def test_who_waits_for_later_work_is_not_waited_for(monkeypatch):
     with (
         ThreadPoolExecutor(1) as pool,
         hooked(backbone, meeting.at_layer),
-        Account().now(backbone),
+        Account().count_now(backbone),
         calls_of(backbone).hurry(),
     ):
         pool.submit(meeting.work).result(LONG / 4)
@@ -180,7 +182,7 @@ def test_later_work_goes_on_when_a_call_takes_very_long(monkeypatch):
     for go_on in meeting.go_on:
         go_on.set()
     layers = len(backbone.decoder.layers)
-    with ThreadPoolExecutor(1) as pool, Account().now(backbone), hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, Account().count_now(backbone), hooked(backbone, meeting.at_layer):
         pool.submit(meeting.work).result(LONG)
     assert meeting.seen == [f"later {i}" for i in range(layers)]
 
@@ -197,7 +199,7 @@ def test_who_holds_the_model_for_several_forwards_is_not_interrupted():
     with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
         working = pool.submit(held)
         assert meeting.reached[0].wait(LONG)
-        with Account().now(backbone):
+        with Account().count_now(backbone):
             for go_on in meeting.go_on:
                 go_on.set()
             meeting.plain()
@@ -232,7 +234,7 @@ class SampledMeeting(Meeting):
     def work(self):
         sample = self._sampled()
         self._worker = threading.get_ident()
-        with later(self.backbone, (), self.unwanted):
+        with count_as_later(self.backbone, (), self.unwanted):
             return sample()
 
     def plain(self):
@@ -244,7 +246,7 @@ class RowsMeeting(Meeting):
 
     def work(self):
         self._worker = threading.get_ident()
-        with later(self.backbone, (), self.unwanted):
+        with count_as_later(self.backbone, (), self.unwanted):
             return self.plain()
 
     def plain(self):
@@ -270,7 +272,7 @@ def test_a_call_may_come_between_the_layers_of_a_sample_and_of_rows(kind, family
         working = pool.submit(meeting.work)
         for reached, go_on in zip(meeting.reached, meeting.go_on, strict=True):
             assert reached.wait(LONG)
-            with Account().now(backbone):
+            with Account().count_now(backbone):
                 go_on.set()
                 got = call(backbone, chunk)
             assert all(torch.equal(a, b) for a, b in zip(got, alone, strict=True))

@@ -145,7 +145,7 @@ def test_what_nobody_refers_to_is_not_copied_when_it_is_overwritten(monkeypatch)
     pieces = Pieces("qwen2_5_vl")
     pieces.append(30, 40, 50)
     left = []
-    monkeypatch.setattr(RoomKV, "leave", lambda self, channels=None: left.append(self))
+    monkeypatch.setattr(RoomKV, "copy_out", lambda self, channels=None: left.append(self))
     pieces.show([(0, 0), (1, 0)])
     gc.collect()
     pieces.append(60)  # over the place of what left

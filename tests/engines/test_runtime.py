@@ -202,16 +202,16 @@ def test_a_shared_cache_leaves_the_original_as_it_was(name):
     first, second = positions(b, span, more)
     kv, cache = forwards.run(b, span, first)
     before = [{n: t.clone() for n, t in layer.items()} for layer in kv]
-    shared, again = forwards.cache(b, [kv]), forwards.cache(b, [kv])
+    shared, again = forwards.make_cache(b, [kv]), forwards.make_cache(b, [kv])
     one = forwards.forward(b, more.input_ids, second, shared)
     assert cache.get_seq_length() == 12
     assert shared.get_seq_length() == 17
     two = forwards.forward(b, more.input_ids, second, again)
     assert torch.equal(one, two)
     assert worst(kv, before) == 0
-    assembled = forwards.cache(b, [kv_slice(kv, 0, 5), kv_slice(kv, 5, 12)])
+    assembled = forwards.make_cache(b, [kv_slice(kv, 0, 5), kv_slice(kv, 5, 12)])
     assert relative(forwards.forward(b, more.input_ids, second, assembled), one) <= 1e-5
-    assert forwards.cache(b, []).get_seq_length() == 0
+    assert forwards.make_cache(b, []).get_seq_length() == 0
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Gate:
 
 def at_once(windows: Sequence[KameraWindow], options: Sequence[dict[str, Any]]) -> list[Any]:
     """The answers of ``windows``, each in a thread; errors are values."""
-    gate = Gate(1 if former_of(windows[0]).backbone.steps.serial else len(windows))
+    gate = Gate(1 if former_of(windows[0]).backbone.steps.why_serial else len(windows))
 
     def ask(window: KameraWindow, given: dict[str, Any]) -> Any:
         processors = [gate.once(), *given.get("logits_processor", ())]
@@ -87,7 +87,7 @@ def sampled(seed: int, **options: Any) -> dict[str, Any]:
 )
 def test_rows_answer_as_they_do_alone(family):
     backbone, chunks = rig(family, 3)
-    reason = backbone.steps.serial
+    reason = backbone.steps.why_serial
     windows = [make(backbone, None, *chunks[:n]) for n in (3, 1, 2)]
     options = [{"max_new_tokens": 6}, sampled(5, max_new_tokens=4), {"max_new_tokens": 3}]
     alone = [w.generate(QUESTION, **{**GREEDY, **o}) for w, o in zip(windows, options, strict=True)]
@@ -100,9 +100,9 @@ def test_rows_answer_as_they_do_alone(family):
 
 
 def test_why_answers_are_not_rows_is_said():
-    assert "leaves state" in tiny.backbone("longrope").steps.serial
-    assert "depends on those beside it" in tiny.backbone("unknown").steps.serial
-    assert describe(tiny.backbone("longrope")).serial_decode == tiny.backbone("longrope").steps.serial
+    assert "leaves state" in tiny.backbone("longrope").steps.why_serial
+    assert "depends on those beside it" in tiny.backbone("unknown").steps.why_serial
+    assert describe(tiny.backbone("longrope")).serial_decode == tiny.backbone("longrope").steps.why_serial
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "deepseek_v3", "mistral_sliding"])
@@ -118,7 +118,7 @@ def test_windows_are_as_they_were(family):
 def test_an_answer_keeps_the_kv_of_its_row():
     """`respond` hands the KV of question and answer on: the next turn goes on from the row's own."""
     backbone, chunks = rig("qwen3_vl", 3)
-    assert not backbone.steps.serial
+    assert not backbone.steps.why_serial
 
     def turn(count: int, gate: Gate) -> tuple[int, torch.Tensor]:
         window = make(backbone, None, *chunks[:count], policy=ReusePolicy.exact())
@@ -182,7 +182,7 @@ def test_a_forward_that_fails_fails_in_all_its_rows_and_in_no_other():
         if kwargs["input_ids"] is not None and kwargs["input_ids"].shape == (2, 1):
             raise MemoryError("no room")
 
-    assert not backbone.steps.serial
+    assert not backbone.steps.why_serial
     with backbone.model.register_forward_pre_hook(Observer(fail), with_kwargs=True):
         said = at_once(windows, [{"max_new_tokens": 3}] * 2)
     assert [type(s) for s in said] == [MemoryError, MemoryError]
@@ -223,7 +223,7 @@ def test_a_slow_row_is_not_waited_for_long(monkeypatch):
 
 def test_accounts_bear_each_shared_forward_once_and_each_row_its_tokens():
     backbone, chunks = rig("qwen2_5_vl", 3)
-    assert not backbone.steps.serial
+    assert not backbone.steps.why_serial
     windows = [make(backbone, None, *chunks[:n]) for n in (1, 2, 3)]
     for window in windows:
         window.flush()

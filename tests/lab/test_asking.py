@@ -19,7 +19,7 @@ def test_side_by_side_equals_one_by_one(family):
     places = [scene.question_positions(len(q)) for q in asked]
 
     def cache():
-        return forwards.cache(backbone, [scene.context, scene.conditioned])
+        return forwards.make_cache(backbone, [scene.context, scene.conditioned])
 
     together = ask_side_by_side(backbone, asked, places, cache())
     alone = torch.stack(
@@ -38,7 +38,7 @@ def test_layers_that_see_less_than_everything_are_refused(monkeypatch):
     scene = scene_of("qwen2_5_vl")
     backbone = scene.backbone
     (asked,) = questions(4)
-    places, cache = [scene.question_positions(4)], forwards.cache(backbone, [scene.context])
+    places, cache = [scene.question_positions(4)], forwards.make_cache(backbone, [scene.context])
     monkeypatch.setattr(backbone.config, "sliding_window", 16, raising=False)
     with pytest.raises(UnsupportedBackbone, match="forward_batch"):
         ask_side_by_side(backbone, [asked], places, cache)

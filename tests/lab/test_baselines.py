@@ -215,7 +215,7 @@ def test_the_query_oracle_takes_what_this_question_attends_to(family):
     weights = eager(
         input_ids=asked[None],
         position_ids=with_batch(places),
-        past_key_values=forwards.cache(scene.backbone, [kv_concat([scene.context, scene.conditioned])]),
+        past_key_values=forwards.make_cache(scene.backbone, [kv_concat([scene.context, scene.conditioned])]),
         output_attentions=True,
     ).attentions
     for i in live_layers(scene):

@@ -43,7 +43,7 @@ def divergence(name: str, r: Reading, kv) -> float:
     def answer(kv):
         live = relocate_kv(kv, b.layout, r.offset)
         logits = forwards.forward(
-            b, r.questions[0], r.positions, forwards.cache(b, [kv_concat([r.context, live])])
+            b, r.questions[0], r.positions, forwards.make_cache(b, [kv_concat([r.context, live])])
         )
         return logits.double().log_softmax(-1)
 

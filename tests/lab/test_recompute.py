@@ -103,7 +103,7 @@ def appended(c: Case, rows: list[int]) -> KV:
     """
     b, before = c.backbone, kv_tokens(c.context)
     reused = [i for i in c.all_rows if i not in rows]
-    cache = forwards.cache(b, [kv_concat([c.context, rows_of(c.blind, reused)])])
+    cache = forwards.make_cache(b, [kv_concat([c.context, rows_of(c.blind, reused)])])
     place_of = torch.tensor([*range(before), *(before + i for i in (*reused, *rows))])
     asking = before + torch.tensor(rows)
     seen = place_of[None] <= asking[:, None]
@@ -155,7 +155,7 @@ def test_inputs_are_left_as_they_were(name):
     c = case(name)
     before = [kv_copy(kv) for kv in (c.context, c.blind)]
     c.recompute(c.all_rows)
-    recompute(c.backbone, c.span, c.home, forwards.room(c.backbone, 0), c.blind, torch.tensor([0, 1]))
+    recompute(c.backbone, c.span, c.home, forwards.allocate_kv(c.backbone, 0), c.blind, torch.tensor([0, 1]))
     assert bits(before[0], c.context)
     assert bits(before[1], c.blind)
 
@@ -211,7 +211,7 @@ def test_keep_must_choose_among_the_rows_that_run():
 @pytest.mark.parametrize("name", [*MAIN, "mistral_sliding", "gemma4"])
 def test_resuming_at_the_first_layer_is_a_prefill(name):
     c = case(name)
-    entry = hidden_states(c.backbone, c.span, c.home, forwards.room(c.backbone, 0), 0)
+    entry = hidden_states(c.backbone, c.span, c.home, forwards.allocate_kv(c.backbone, 0), 0)
     assert worst(c.recompute(c.all_rows, resume=Resume(0, entry)).kv, c.conditioned) <= 1e-5
 
 
@@ -230,7 +230,7 @@ def test_resuming_with_canonical_states_changes_later_layers(name):
     c = case(name)
     made = c.recompute(
         c.all_rows,
-        resume=Resume(1, hidden_states(c.backbone, c.span, c.home, forwards.room(c.backbone, 0), 1)),
+        resume=Resume(1, hidden_states(c.backbone, c.span, c.home, forwards.allocate_kv(c.backbone, 0), 1)),
     )
     assert worst(made.kv[:2], c.blind[:2]) <= 1e-5  # same input, moved: the keys only turn
     assert worst(made.kv[2:], c.blind[2:]) > 1e-2
@@ -239,9 +239,9 @@ def test_resuming_with_canonical_states_changes_later_layers(name):
 def test_resuming_equals_running_the_deep_layers_by_hand():
     c = case("llava")
     b, n, before = c.backbone, c.span.num_tokens, kv_tokens(c.context)
-    hidden = hidden_states(b, c.span, c.home, forwards.room(b, 0), 1)
+    hidden = hidden_states(b, c.span, c.home, forwards.allocate_kv(b, 0), 1)
     made = c.recompute(c.all_rows, resume=Resume(1, hidden))
-    cache, x = forwards.cache(b, [c.context]), hidden[None]
+    cache, x = forwards.make_cache(b, [c.context]), hidden[None]
     mask = torch.full((n, before + n), torch.finfo(torch.float32).min).triu(before + 1)[None, None]
     with torch.no_grad():
         tables = b.decoder.rotary_emb(x, c.place)
@@ -270,7 +270,7 @@ def test_bidirectional_pictures_are_refused_and_text_is_not(name):
     b, span = c.backbone, text(6, seed=3)
     (place,) = positions(b, span)
     whole, _ = forwards.run(b, span, place)
-    made = recompute(b, span, place, forwards.room(b, 0), whole, torch.tensor([1, 2]))
+    made = recompute(b, span, place, forwards.allocate_kv(b, 0), whole, torch.tensor([1, 2]))
     assert worst(made.kv, whole) <= 5e-5
 
 
@@ -317,13 +317,13 @@ def test_attention_mass_is_that_of_eager_attention(name):
     asked = text(5, seed=9)
     place = c.place.max() + 1 + torch.arange(5).expand(c.backbone.axes, -1)
     held = kv_concat([c.context, c.conditioned])
-    masses = attention_mass(c.backbone, asked.input_ids, place, forwards.cache(c.backbone, [held]))
+    masses = attention_mass(c.backbone, asked.input_ids, place, forwards.make_cache(c.backbone, [held]))
     eager = build(name)
     eager.set_attn_implementation("eager")
     out = eager(
         input_ids=asked.input_ids[None],
         position_ids=with_batch(place),
-        past_key_values=forwards.cache(c.backbone, [held]),
+        past_key_values=forwards.make_cache(c.backbone, [held]),
         output_attentions=True,
     )
     for mass, weights in zip(masses, out.attentions, strict=True):
@@ -335,7 +335,9 @@ def test_attention_mass_leaves_the_model_as_it_was():
     c = case(GQA)
     before = c.backbone.decoder.config._attn_implementation, c.backbone.fingerprint
     place = c.place.max() + 1 + torch.arange(2).expand(c.backbone.axes, -1)
-    attention_mass(c.backbone, text(2).input_ids, place, forwards.cache(c.backbone, [c.context, c.blind]))
+    attention_mass(
+        c.backbone, text(2).input_ids, place, forwards.make_cache(c.backbone, [c.context, c.blind])
+    )
     assert (c.backbone.decoder.config._attn_implementation, c.backbone.fingerprint) == before
     assert not any(layer.self_attn._forward_hooks for layer in c.backbone.decoder.layers)
 
@@ -344,5 +346,8 @@ def test_attention_mass_is_refused_if_attention_is_hidden():
     c = case("unknown")
     with pytest.raises(UnsupportedBackbone, match="no self_attn to watch"):
         attention_mass(
-            c.backbone, text(2).input_ids, torch.arange(2)[None] + 30, forwards.cache(c.backbone, [c.blind])
+            c.backbone,
+            text(2).input_ids,
+            torch.arange(2)[None] + 30,
+            forwards.make_cache(c.backbone, [c.blind]),
         )

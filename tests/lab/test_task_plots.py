@@ -6,10 +6,10 @@ import math
 import pytest
 from PIL import Image
 
-from kamera.cli.output import finite
+from kamera.cli.output import nan_to_null
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.registry import make_task
-from kamera.eval.tasks.report import collect
+from kamera.eval.tasks.report import results_of_run
 from kamera.eval.tasks.sample import Answered, TaskSample
 from kamera.eval.trial import Trial
 from lab.task_plots import draw, heat_map, read_results
@@ -42,7 +42,7 @@ def results(*places, task=None):
         for arm, said in ARMS.items()
     }
     trials = [Trial(a.sample.id, arm, a.response) for arm in ARMS for a in answered[arm]]
-    return collect(task or MMNiah(), answered, trials, ())
+    return results_of_run(task or MMNiah(), answered, trials, ())
 
 
 def test_a_heat_map_has_depths_down_and_lengths_across():
@@ -73,12 +73,12 @@ def test_other_benchmarks_have_arms_and_no_heat_map(tmp_path):
     task = make_task("egoschema")
     item = TaskSample("egoschema/1", "subset", (), "Which?", 1, ("A. oak", "B. elm"), {"q_uid": "1"})
     answered = {arm: [Answered(item, said, 0.0)] for arm, said in ARMS.items()}
-    found = collect(task, answered, [Trial("egoschema/1", arm, "A") for arm in ARMS], ())
+    found = results_of_run(task, answered, [Trial("egoschema/1", arm, "A") for arm in ARMS], ())
     assert [file.name for file in draw(found, tmp_path)] == ["arms.png"]
 
 
 def test_results_come_back_from_the_document_of_the_command():
     found = results((1500, 0.5), (9000, 0.99))
-    again = read_results(json.loads(json.dumps(finite(found.document()))))
+    again = read_results(json.loads(json.dumps(nan_to_null(found.document()))))
     assert repr(again.arms) == repr(found.arms)  # nan is equal to nothing
     assert (again.task, again.items, again.labelled) == (found.task, found.items, found.labelled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kamera.testbed.world import resolve
+from kamera.testbed.world import answer_with_frames
 from lab.vllm.__main__ import p95, table
 from lab.vllm.stream import stream
 
@@ -17,7 +17,11 @@ def test_answers_are_those_of_the_pictures_in_view_and_of_all_before():
             continue
         subject = int(turn.text.removesuffix("?").split()[-1]) - 10
         view, shown = frames[max(0, at + 1 - KEEP) : at + 1], frames[: at + 1]
-        assert resolve(view, "value", subject)[0] == turn.answer == resolve(shown, "value", subject)[0]
+        assert (
+            answer_with_frames(view, "value", subject)[0]
+            == turn.answer
+            == answer_with_frames(shown, "value", subject)[0]
+        )
 
 
 def test_bound_questions_ask_about_a_picture_that_came_before_the_last():
@@ -27,7 +31,7 @@ def test_bound_questions_ask_about_a_picture_that_came_before_the_last():
     for at, turn in bound:
         subject = int(turn.text.removesuffix("?").split()[-1]) - 10
         view = [one.frame for one in turns[max(0, at + 1 - KEEP) : at + 1]]
-        assert subject not in view[-1].glyph_of and len(resolve(view, "value", subject)[1]) > 1
+        assert subject not in view[-1].glyph_of and len(answer_with_frames(view, "value", subject)[1]) > 1
 
 
 def test_streams_of_one_seed_are_equal_and_of_two_are_not():

@@ -21,7 +21,7 @@ def desk():
     desk = Desk(HfEngine(*testbed.load()), testbed.SYSTEM)
     frames = testbed.World(78).episode(0, layout="LLRLI").frames
     for index, frame in enumerate(frames):
-        desk.learn(Unit(f"u{index}", frame.content))
+        desk.encode_once(Unit(f"u{index}", frame.content))
     return desk
 
 

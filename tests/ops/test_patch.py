@@ -26,7 +26,7 @@ from kamera.ops import (
     patch_of,
     relocate,
     relocate_kv,
-    turn_factors,
+    rotate_factors,
 )
 from tests.ops.test_layout import span
 
@@ -169,7 +169,7 @@ def test_a_full_patch_serves_the_conditioned_kv_at_any_position(onward):
 def test_the_right_factor_alone_turns(offset, rank):
     channel = LAYOUT[0].channel("k")
     low = factor(matrix(7, channel.features), rank)
-    turned = turn_factors(low, channel, offset)
+    turned = rotate_factors(low, channel, offset)
     dense = low.dense().reshape(7, channel.heads, channel.dim).transpose(0, 1)
     want = relocate(dense, MROPE, offset).transpose(0, 1).flatten(1)
     assert turned.left is low.left
@@ -178,7 +178,7 @@ def test_the_right_factor_alone_turns(offset, rank):
 
 def test_the_factors_of_a_free_channel_do_not_turn():
     low = factor(matrix(7, 20), 2)
-    assert turn_factors(low, LAYOUT[0].channel("v"), (5, 5, 5)) is low
+    assert rotate_factors(low, LAYOUT[0].channel("v"), (5, 5, 5)) is low
 
 
 def test_no_patch_is_blind_reuse_and_an_empty_one_too():

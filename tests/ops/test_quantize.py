@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops import Codes, LowRank, Patch, RopeSpec, attention_layout, factor, quantize, turn_factors
+from kamera.ops import Codes, LowRank, Patch, RopeSpec, attention_layout, factor, quantize, rotate_factors
 from kamera.ops.quantize import coded_bytes
 from lab.coded import coded, coded_factors
 from tests.ops.test_patch import matrix
@@ -77,7 +77,7 @@ def test_coded_right_factors_turn_like_floats(bits):
     channel = attention_layout(2, 4, 6, 4, rope).channel("k")
     packed = coded_factors(factor(matrix(7, channel.features), 3), bits)
     plain = LowRank(packed.left.dense(), packed.right.dense())
-    turned, want = (turn_factors(low, channel, (40, -3)) for low in (packed, plain))
+    turned, want = (rotate_factors(low, channel, (40, -3)) for low in (packed, plain))
     assert turned.left is packed.left  # only the right factor turns
     torch.testing.assert_close(turned.dense(), want.dense(), rtol=0, atol=1e-6)
     assert not torch.allclose(turned.dense(), packed.dense(), atol=1e-2)

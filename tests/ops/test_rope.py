@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.ops import RopeSpec, relocate, uniform_offset
-from kamera.ops.rope import turn_table
+from kamera.ops.rope import rotation_table
 
 FREQUENCIES = tuple(10_000.0 ** (-i / 8) for i in range(8))
 AXES = {
@@ -121,10 +121,10 @@ def test_equal_phases_are_one_key_and_others_are_not():
 
 def test_turn_tables_are_shared_by_equal_phases_and_bounded():
     given = (torch.float32, torch.device("cpu"))
-    first = turn_table(spec(), (27_182,), *given)
-    assert turn_table(spec(), (27_182,), *given) is first
-    assert turn_table(spec(), (27_183,), *given) is not first
-    assert (turn_table.cache_info().maxsize or 0) <= 1024
+    first = rotation_table(spec(), (27_182,), *given)
+    assert rotation_table(spec(), (27_182,), *given) is first
+    assert rotation_table(spec(), (27_183,), *given) is not first
+    assert (rotation_table.cache_info().maxsize or 0) <= 1024
 
 
 def test_relocate_leaves_its_input_as_it_was():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import kamera.ops.spectrum as spectrum
 from kamera.ops import factor, kept_energy, kv_of, patch_of
 from kamera.ops.factoring import residuals, stacks
-from kamera.ops.spectrum import strongest
+from kamera.ops.spectrum import strongest_directions
 from lab.coded import coded
 
 
@@ -60,7 +60,7 @@ def ways(monkeypatch):
 def test_a_sketch_keeps_the_energy_that_the_svd_keeps(tokens, features, fall, dtype, ways):
     x = matrices(tokens, features, fall, dtype=dtype)
     for rank in (1, 8, 20):
-        found = strongest(x, rank)
+        found = strongest_directions(x, rank)
         assert bool((kept(x, found) >= best(x, rank) * (1 - 1e-4)).all())
         torch.testing.assert_close(
             found.values.square().sum(1), kept(x, found), rtol=1e-5, atol=0, msg="values are the energies"
@@ -72,7 +72,7 @@ def test_a_sketch_keeps_the_energy_that_the_svd_keeps(tokens, features, fall, dt
 def test_both_methods_give_orthogonal_evenly_split_columns(fall, ways):
     x = matrices(200, 180, fall)
     for rank in (10, None):
-        found = strongest(x, rank)
+        found = strongest_directions(x, rank)
         for side in (found.left, found.right):
             gram = side.double().mT @ side.double()
             want = torch.diag_embed(found.values)
@@ -86,7 +86,7 @@ def test_what_a_sketch_cannot_vouch_for_goes_the_exact_way(ways):
     """Noise has no few strongest directions: passes over it never settle."""
     noise = torch.randn(2, 220, 200, generator=torch.Generator().manual_seed(1)) * 30
     x = torch.cat((matrices(220, 200, 0.8, n=2), noise))
-    found = strongest(x, 16)
+    found = strongest_directions(x, 16)
     assert ways == {"sketch": 4, "exact": 2}
     torch.testing.assert_close(kept(x, found), best(x, 16), rtol=1e-5, atol=0)
 
@@ -104,7 +104,7 @@ def test_whatever_the_spectrum_the_energy_is_that_of_the_svd(shape, rank, steps,
         torch.randn(shape, dtype=torch.float64, generator=generator), full_matrices=False
     )
     x = (u * torch.tensor(steps, dtype=torch.float64).cumprod(0) @ vh)[None]
-    found = strongest(x.float(), rank)
+    found = strongest_directions(x.float(), rank)
     assert float(kept(x, found)) >= float(best(x, rank)) * (1 - 1e-4) - 1e-12
 
 
@@ -112,7 +112,7 @@ def test_rounding_beside_a_signal_is_not_worth_the_exact_way(ways):
     """Keys of the first layer differ by rounding only; noise as it is, it must not cost an eigensolver."""
     x = matrices(220, 200, 0.8, n=3)
     x[0] = 1e-8 * torch.randn(220, 200, generator=torch.Generator().manual_seed(2))
-    found = strongest(x, 16)
+    found = strongest_directions(x, 16)
     assert ways == {"sketch": 3, "exact": 0}
     assert found.counts == [16, 16, 16]
 
@@ -123,7 +123,7 @@ def test_directions_that_are_rounding_are_cut(rank, wanted):
     x = torch.randn(2, 150, 3, dtype=torch.float64, generator=generator) @ torch.randn(
         2, 3, 140, dtype=torch.float64, generator=generator
     )
-    found = strongest(x, rank)
+    found = strongest_directions(x, rank)
     assert found.counts == [wanted, wanted]
     assert not bool(found.left[:, :, wanted:].any() or found.right[:, :, wanted:].any())
     assert not bool(found.values[:, wanted:].any())
@@ -133,7 +133,7 @@ def test_directions_that_are_rounding_are_cut(rank, wanted):
 def test_zeros_among_others_have_no_directions(rank):
     x = matrices(150, 140, 0.8)
     x[1] = 0.0
-    found = strongest(x, rank)
+    found = strongest_directions(x, rank)
     assert found.counts[1] == 0
     assert bool(found.left.isfinite().all() and found.right.isfinite().all())
     assert (found.counts[0] > 0) is (rank != 0)
@@ -142,7 +142,7 @@ def test_zeros_among_others_have_no_directions(rank):
 @pytest.mark.parametrize("tokens", [1, 5, 31])
 def test_a_rank_above_what_the_tokens_span_gives_them_all(tokens):
     x = matrices(tokens, 300, 0.9)
-    found = strongest(x, 32)
+    found = strongest_directions(x, 32)
     assert found.left.shape == (3, tokens, tokens)
     torch.testing.assert_close(found.left @ found.right.mT, x, rtol=0, atol=1e-4 * 100)
 
@@ -150,7 +150,7 @@ def test_a_rank_above_what_the_tokens_span_gives_them_all(tokens):
 @pytest.mark.parametrize("scale", [1e-18, 1e-6, 1e6, 1e15])
 def test_a_sketch_does_not_depend_on_scale(scale, ways):
     x = matrices(200, 150, 0.8)
-    want, got = strongest(x, 8), strongest(x * scale, 8)
+    want, got = strongest_directions(x, 8), strongest_directions(x * scale, 8)
     assert want.counts == got.counts
     torch.testing.assert_close(got.values / scale, want.values, rtol=1e-4, atol=0)
     assert ways == {"sketch": 6, "exact": 0}
@@ -159,9 +159,9 @@ def test_a_sketch_does_not_depend_on_scale(scale, ways):
 def test_the_same_deficit_has_the_same_factors_bit_for_bit():
     x = matrices(260, 200, 0.9)
     torch.manual_seed(1)
-    first = strongest(x, 12)
+    first = strongest_directions(x, 12)
     torch.manual_seed(2)
-    second = strongest(x.clone(), 12)
+    second = strongest_directions(x.clone(), 12)
     assert torch.equal(first.left, second.left) and torch.equal(first.right, second.right)
 
 
@@ -180,7 +180,7 @@ def test_a_full_rank_patch_of_float32_is_exact_to_rounding():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_residuals_equal_those_of_the_dense_difference(dtype):
     x = matrices(60, 40, 0.7, dtype=dtype)
-    found = strongest(x, 6)
+    found = strongest_directions(x, 6)
     # factors as they are stored, not as they were found
     left, right = found.left.to(torch.bfloat16), found.right.to(torch.bfloat16)
     residual = residuals(x, left, right)
@@ -223,6 +223,6 @@ def test_stacks_hold_every_channel_once_within_their_bytes(monkeypatch):
 
 def test_one_matrix_is_factored_as_in_a_stack():
     x = matrices(200, 150, 0.8)
-    whole = strongest(x[1:2], 8)
+    whole = strongest_directions(x[1:2], 8)
     low = factor(x[1], 8)
     assert torch.equal(low.left, whole.left[0]) and torch.equal(low.right, whole.right[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera.errors import ComputationChanged, IncompatibleChunk, StoreError, UnknownChunk
-from kamera.patches import Former, Losses, keep_patch, later_of, pay, prefill_anchor
+from kamera.patches import Former, Losses, keep_patch, later_of, prefill_anchor, put_owed
 from kamera.patches.identity import EVERY
 from kamera.store import ChunkStore, Put
 from tests.engines.compare import worst
@@ -106,7 +106,7 @@ def test_a_canonical_that_the_store_refuses_is_noted_and_offered_again(engine):
         assert keep_patch(former, A, *conditioned(former, B, A))
         assert store.ls("exact") == [], "a patch without its canonical would serve nothing"
         store.refused = ()
-        pay([former.records_to_put(A, former.canonical(A))[1]])
+        put_owed([former.records_to_put(A, former.canonical(A))[1]])
         assert losses.unkept == set()
         assert former.catalogue.has_canonical(A.chunk_id)
 

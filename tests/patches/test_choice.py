@@ -10,7 +10,7 @@ from kamera.errors import StoreError
 from kamera.ops import PatchBudget
 from kamera.patches import Catalogue, Losses
 from kamera.patches.near import disorder, divergence
-from kamera.store import ChunkStore, Context, canonical_key, patch_key, survivor
+from kamera.store import ChunkStore, Context, canonical_key, patch_key, survivor_id
 from tests.store.builders import CHUNK, CONTEXT, canonical, patch
 
 ELSEWHERE = replace(CONTEXT, anchor="b" * 64)
@@ -45,7 +45,7 @@ def test_a_base_is_of_the_same_model_tenant_and_form_behind_another_anchor(store
     ):
         store.put(canonical(context=other, kv=({}, {})) if other.kv != "as-is" else canonical(context=other))
     store.put(canonical())
-    assert catalogue.base(CHUNK) is None and catalogue.holds(CHUNK)
+    assert catalogue.base(CHUNK) is None and catalogue.is_archived(CHUNK)
     store.put(canonical(context=ELSEWHERE))
     assert catalogue.base(CHUNK).context == ELSEWHERE
     with catalogue.operation():
@@ -56,7 +56,7 @@ def test_a_base_is_of_the_same_model_tenant_and_form_behind_another_anchor(store
 
 def test_a_chunk_that_was_read_counts_as_stored_for_the_operation(catalogue):
     with catalogue.operation():
-        catalogue.was_read(CHUNK)
+        catalogue.mark_read(CHUNK)
         assert catalogue.has_canonical(CHUNK) and catalogue.canonical(CHUNK) is None
     assert not catalogue.has_canonical(CHUNK)
 
@@ -79,7 +79,7 @@ def test_inside_an_operation_what_was_seen_stays_seen(store, catalogue):
 def test_outside_of_one_nothing_is_remembered(store, catalogue):
     assert catalogue.canonical(CHUNK) is None
     catalogue.mark_wrong(canonical_key(CONTEXT, CHUNK))
-    catalogue.was_read(CHUNK)
+    catalogue.mark_read(CHUNK)
     store.put(canonical())
     assert catalogue.canonical(CHUNK) is not None
 
@@ -134,7 +134,7 @@ def test_patches_of_a_chunk_are_those_that_stand_on_its_own_canonical(store, cat
     store.put(patch(antecedents=("x",)))
     store.put(patch(antecedents=("x", "y"), kind="orbit"))
     store.put(replace(patch(antecedents=("y",)), base="b" * 64))
-    store.put(patch(antecedents=(survivor("x", "l" * 32),)))
+    store.put(patch(antecedents=(survivor_id("x", "l" * 32),)))
     store.put(patch(context=Context("0" * 64, "a" * 64)))
     store.put(patch(chunk="d" * 64))
     found = {(row.kind, row.antecedents) for row in catalogue.patches_of(CHUNK)}

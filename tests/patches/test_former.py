@@ -13,7 +13,7 @@ from kamera.errors import NotRelocatable
 from kamera.ops import PatchBudget, apply_patch, kv_tokens
 from kamera.patches import Later, harvest, keep_patch
 from kamera.patches.line import Line
-from kamera.store import ChunkStore, survivor
+from kamera.store import ChunkStore, survivor_id
 from kamera.trust import Proof, sketch
 from tests.engines.compare import worst
 from tests.patches.engine import (
@@ -165,7 +165,7 @@ def test_a_patch_behind_exact_kv_stays_even_if_it_is_too_small(engine, store):
 def test_a_patch_behind_these_very_chunks_serves_their_survivors_too(store, former):
     harvested(former, A, B)
     copy, before = conditioned(former, A, B)
-    lineage = (survivor(A.chunk_id, "l" * 32),)
+    lineage = (survivor_id(A.chunk_id, "l" * 32),)
     harvest(former, B, copy, replace(before, names=lineage, formed="survivor"))
     assert [row.antecedents for row in store.ls("exact")] == [(A.chunk_id,)]
 

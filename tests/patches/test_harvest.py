@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from kamera.ops import PatchBudget
-from kamera.patches import Stored, names_of, stored_patch, worth_harvesting
-from kamera.store import ChunkStore, ObjectInfo, survivor
+from kamera.patches import Stored, possible_names, stored_patch, worth_harvesting
+from kamera.store import ChunkStore, ObjectInfo, survivor_id
 from kamera.trust import GUARANTEES, Proof, guarantee_named, outranks, sketch
 from kamera.trust.proof import KV_BOUND, NEAR_EXACT
 from tests.store.builders import patch
 
 CHUNKS = ("a", "b")
-SURVIVORS = ("a", survivor("b", "l" * 32))
+SURVIVORS = ("a", survivor_id("b", "l" * 32))
 
 
 def worth(formed, stored=None, antecedents=CHUNKS, **options) -> bool:
-    found = ((stored or {}).get(names) for names in names_of(antecedents))
+    found = ((stored or {}).get(names) for names in possible_names(antecedents))
     return worth_harvesting(found, antecedents, formed, **options)
 
 
@@ -59,7 +59,7 @@ def test_a_patch_behind_the_chunks_themselves_spares_that_of_their_survivors():
 
 def test_what_is_stored_is_looked_up_once_a_name_and_only_where_it_decides():
     for antecedents, looked_up in ((CHUNKS, [CHUNKS]), (SURVIVORS, [SURVIVORS, CHUNKS])):
-        assert list(names_of(antecedents)) == looked_up
+        assert list(possible_names(antecedents)) == looked_up
     for formed, stored in (("blind", None), ("survivor", Stored("exact", False))):
         left = iter((stored, Stored("exact", True)))
         assert not worth_harvesting(left, SURVIVORS, formed)

@@ -14,12 +14,12 @@ from kamera.patches import (
     Losses,
     Worth,
     anchor_of,
-    continue_behind,
-    head_of,
     later_of,
     prefill_anchor,
+    prefill_behind,
+    prefix_kv,
 )
-from kamera.patches.owed import waiting_in
+from kamera.patches.owed import waiting_records
 from kamera.store import ChunkStore
 from tests.engines.compare import worst
 from tests.patches.engine import ANCHOR, behind_all, conditioned, former_of, text
@@ -41,7 +41,7 @@ def store(tmp_path):
 def test_a_head_is_the_kv_of_equal_tokens_at_equal_positions():
     ids, places = torch.arange(6), torch.arange(6)[None]
     kv = kv_of([{"k": torch.randn(1, 6, 4)}])
-    head = head_of(ids, places, ids, places, kv, 4)
+    head = prefix_kv(ids, places, ids, places, kv, 4)
     assert torch.equal(head[0]["k"], kv[0]["k"][:, :4])
     assert head[0]["k"].data_ptr() == kv[0]["k"].data_ptr(), "a view"
 
@@ -57,10 +57,10 @@ def test_a_head_of_other_tokens_or_places_is_none(change):
         there[0, 3] += 1
     else:
         others = others[:3]
-    assert head_of(ids, places, others, there, kv, 4) is None
+    assert prefix_kv(ids, places, others, there, kv, 4) is None
     others, there = ids.clone(), places.clone()
     others[4], there[0, 5] = 9, 9
-    assert head_of(ids, places, others, there, kv, 4) is not None, "what differs behind it does not count"
+    assert prefix_kv(ids, places, others, there, kv, 4) is not None, "what differs behind it does not count"
 
 
 @pytest.mark.parametrize(("tokens", "run"), [(0, 9), (5, 4), (9, 0)])
@@ -69,7 +69,7 @@ def test_only_what_follows_a_head_is_run(engine, store, tokens, run):
     whole, _ = conditioned(former, LONG)
     head = kv_slice(whole.kv, 0, tokens)
     with engine.measure() as work:
-        kv = continue_behind(engine, LONG.encoded, whole.positions, former.anchor_span, head)
+        kv = prefill_behind(engine, LONG.encoded, whole.positions, former.anchor_span, head)
     assert (work.forwards, work.tokens) == (min(run, 1), run)
     assert worst(kv, whole.kv) <= 1e-5
 
@@ -78,7 +78,7 @@ def test_a_head_taken_over_is_the_callers_own(engine, store):
     former = former_of(engine, store)
     whole, _ = conditioned(former, LONG)
     kept = kv_copy(whole.kv)
-    got = continue_behind(engine, LONG.encoded, whole.positions, former.anchor_span, whole.kv)
+    got = prefill_behind(engine, LONG.encoded, whole.positions, former.anchor_span, whole.kv)
     for layer in got:
         layer["k"].zero_()
     assert worst(whole.kv, kept) == 0
@@ -179,12 +179,12 @@ def test_an_anchor_that_later_work_drops_waits_no_more_and_is_noted(engine, stor
     queue, losses, notes = later_of(engine), Losses(), list[str]()
     gate = Gate(queue)
     anchor_of(engine, ANCHOR, "", "", store, losses, later=True)
-    assert len(waiting_in(store).anchors) == 1
+    assert len(waiting_records(store).anchors) == 1
     queue.limit = 1
     queue.add(lambda: None, Worth.PROBE, [torch.zeros(9)])
     gate.open()
     queue.flush()
-    assert waiting_in(store).anchors == {}
+    assert waiting_records(store).anchors == {}
     with losses.note_in(notes):
         pass
     assert notes == ["the system prompt was not kept: later work held more than its 1 bytes"]

@@ -15,7 +15,7 @@ from kamera.content import Encoded
 from kamera.errors import StoreError
 from kamera.patches import Facts, Later, Losses, Owed, Ready, Strict, Worth
 from kamera.patches import later as later_module
-from kamera.patches.owed import waiting_in
+from kamera.patches.owed import waiting_records
 from kamera.store import ChunkStore, Put
 from tests.store.builders import canonical
 
@@ -68,19 +68,19 @@ def test_what_is_worth_least_is_dropped_first_and_of_equals_the_oldest(queue, ga
         queue.add(
             lambda name=name: done.append(name), worth, size(250), lambda _, name=name: told.append(name)
         )
-    assert (queue.held, told) == (1000, [])
+    assert (queue.held_bytes, told) == (1000, [])
     for name in ("second", "third"):
         queue.add(lambda name=name: done.append(name), Worth.CHUNK, size(250))
-        assert queue.held == 1000
+        assert queue.held_bytes == 1000
     assert told == ["old audit", "new audit"]
     queue.add(lambda: done.append("fourth"), Worth.CHUNK, size(300))
     assert told[2:] == ["patch", "chunk"], "a chunk only when nothing else is left"
-    assert queue.held <= 1000
+    assert queue.held_bytes <= 1000
     assert queue.dropped == 4
     gate.open()
     queue.flush()
     assert done == ["second", "third", "fourth"]
-    assert queue.held == 0
+    assert queue.held_bytes == 0
 
 
 def test_whoever_is_dropped_is_told_why(queue, gate):
@@ -95,7 +95,7 @@ def test_the_newest_piece_is_dropped_where_it_is_worth_least(queue, gate):
     queue.add(lambda: None, Worth.CHUNK, size(900))
     queue.add(lambda: None, Worth.GUESS, size(200), told.append)
     assert len(told) == 1
-    assert queue.held == 900
+    assert queue.held_bytes == 900
 
 
 def test_a_piece_larger_than_the_limit_is_done_if_nothing_is_worth_more(queue, gate):
@@ -112,7 +112,7 @@ def test_memory_that_several_pieces_share_counts_once(queue, gate):
     shared = torch.zeros(900, dtype=torch.uint8)
     for start in range(5):
         queue.add(lambda: None, Worth.AUDIT, [shared[start:], shared])
-    assert (queue.held, queue.dropped) == (900, 0)
+    assert (queue.held_bytes, queue.dropped) == (900, 0)
 
 
 def test_what_was_made_ready_counts_until_it_is_let_go(queue, gate):
@@ -120,15 +120,15 @@ def test_what_was_made_ready_counts_until_it_is_let_go(queue, gate):
     kept = queue.add(lambda: Ready("made", 700), Worth.GUESS, dropped=told.append)
     gate.open()
     queue.flush()
-    assert (queue.held, kept.made) == (700, "made")
+    assert (queue.held_bytes, kept.made) == (700, "made")
     queue.cancel(kept)
     queue.cancel(kept)
-    assert (queue.held, kept.made, told) == (0, None, [])
+    assert (queue.held_bytes, kept.made, told) == (0, None, [])
     lost = queue.add(lambda: Ready("made", 700), Worth.GUESS, dropped=told.append)
     queue.flush()
     queue.add(lambda: Ready("worth more", 400), Worth.AUDIT)
     queue.flush()
-    assert (queue.held, lost.made, len(told)) == (400, None, 1)
+    assert (queue.held_bytes, lost.made, len(told)) == (400, None, 1)
 
 
 def test_waiting_for_the_queue_does_not_wait_for_what_is_ready(queue):
@@ -136,7 +136,7 @@ def test_waiting_for_the_queue_does_not_wait_for_what_is_ready(queue):
     queue.add(lambda: Ready("made", 10), Worth.GUESS, dropped=told.append)
     queue.flush()
     queue.flush()
-    assert (queue.held, told) == (10, [])
+    assert (queue.held_bytes, told) == (10, [])
 
 
 def test_work_that_nobody_wants_any_more_is_not_done(queue, gate):
@@ -144,7 +144,7 @@ def test_work_that_nobody_wants_any_more_is_not_done(queue, gate):
     piece = queue.add(lambda: done.append("cancelled"), Worth.CHUNK, size(100))
     queue.add(lambda: done.append("wanted"))
     queue.cancel(piece)
-    assert queue.held == 0
+    assert queue.held_bytes == 0
     gate.open()
     queue.flush()
     assert done == ["wanted"]
@@ -156,7 +156,7 @@ def test_what_a_call_needs_goes_first(queue, gate):
     for name in ("other", "needed", "needed", "last"):
         queue.add(lambda name=name: done.append(name), name=name)
     with ThreadPoolExecutor(1) as pool:
-        settled = pool.submit(queue.settle, "needed")
+        settled = pool.submit(queue.flush_named, "needed")
         while queue._waiting[0].name != "needed":
             time.sleep(0.001)
         gate.open()
@@ -178,7 +178,7 @@ def test_an_error_ends_its_own_piece_alone(queue, caplog):
     queue.flush()
     assert done == ["next"] and "must be an iterable, not bool" in caplog.text
     assert "later work failed: says the test" in caplog.text
-    assert queue.held == 0
+    assert queue.held_bytes == 0
 
 
 def test_a_flush_waits_for_what_work_hands_over(queue):
@@ -223,7 +223,7 @@ def owed(store: ChunkStore, chunk: str, losses: Losses | None = None) -> list[Ow
 
 
 def awaited(store: ChunkStore, *chunks: str) -> dict[object, Facts]:
-    waiting = waiting_in(store).chunks
+    waiting = waiting_records(store).chunks
     for chunk in chunks:
         waiting[canonical(chunk).context, chunk] = Facts(chunk, Encoded(torch.tensor([1]), {}, {}), "")
     return waiting
@@ -239,7 +239,7 @@ def test_what_pieces_owe_is_put_together_when_no_piece_is_left(queue, gate, stor
     assert store.batches == [["a", "b", "c"]]
     assert waiting == {}
     assert {info.chunk_id for info in store.ls()} == set("abc")
-    assert queue.held == 0
+    assert queue.held_bytes == 0
 
 
 def test_each_store_gets_its_own(queue, gate, store):
@@ -279,7 +279,7 @@ def test_what_a_call_needs_is_put_without_waiting_for_other_pieces(queue, gate, 
     gate.open()
     while not queue._owed:
         time.sleep(0.001)
-    queue.settle("needed")
+    queue.flush_named("needed")
     at_once = {**waiting}
     opened.set()
     queue.flush()

@@ -17,19 +17,19 @@ def test_a_store_error_is_noted_where_it_happened_and_warned_of_once(error):
     with (
         pytest.warns(NotKept, match="a thing was lost"),
         losses.note_in(notes),
-        losses.borne("a thing was lost"),
+        losses.absorb_errors("a thing was lost"),
     ):
         raise error
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with losses.note_in(notes), losses.borne("another was"):
+        with losses.note_in(notes), losses.absorb_errors("another was"):
             raise error
     assert notes == [f"a thing was lost: {error}", f"another was: {error}"]
 
 
 def test_other_errors_pass():
     for error in (CorruptChunk("damaged"), ValueError("ours")):
-        with pytest.raises(type(error)), Losses().borne("a thing"):
+        with pytest.raises(type(error)), Losses().absorb_errors("a thing"):
             raise error
 
 
@@ -47,11 +47,11 @@ def test_a_note_is_of_its_own_thread_and_operation():
 def test_equal_losses_of_an_operation_are_one_note_of_one_line():
     losses, notes = Losses(), []
     for _ in range(2):
-        with losses.note_in(notes), losses.borne("a thing"):
+        with losses.note_in(notes), losses.absorb_errors("a thing"):
             raise StoreError("no\n  room")
     assert notes == ["a thing: no room"]
 
 
 def test_a_job_tolerates_no_loss():
-    with pytest.raises(StoreError, match="full"), Strict().borne("a thing"):
+    with pytest.raises(StoreError, match="full"), Strict().absorb_errors("a thing"):
         raise StoreError("full")

@@ -38,7 +38,7 @@ def test_the_last_questions_are_remembered_and_one_asked_again_is_the_latest(eng
     prover = Prover(engine, Place(engine).anchor, 0.1)
     for first in (*range(5, 5 + ASKED + 1), 7):
         prover.remember(torch.tensor([first, 4]))
-    assert [int(ids[0]) for ids in prover.asked] == [6, 8, 9, 7]
+    assert [int(ids[0]) for ids in prover.remembered_questions] == [6, 8, 9, 7]
 
 
 def test_a_whole_patch_proves_itself_and_a_cut_one_grows_until_it_does(engine):

@@ -142,7 +142,7 @@ def test_texts_are_remembered_up_to_a_number(monkeypatch):
     chunks = [backbone.chunk_from_tensors(torch.cat([POOL[0][:8], words(s, 4)])) for s in range(5)]
     for chunk in chunks:
         met.add([chunk])
-    assert [c.id for c in met.beginning_as([chunks[0]])] == [c.id for c in chunks[2:]]
-    assert met.beginning_as([backbone.chunk_from_tensors(words(99, 9))]) == ()
+    assert [c.id for c in met.texts_with_head([chunks[0]])] == [c.id for c in chunks[2:]]
+    assert met.texts_with_head([backbone.chunk_from_tensors(words(99, 9))]) == ()
     met.add([backbone.chunk_from_tensors(words(s, 9)) for s in range(200, 203)])
-    assert met.beginning_as([chunks[0]]) == ()
+    assert met.texts_with_head([chunks[0]]) == ()

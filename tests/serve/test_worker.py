@@ -114,7 +114,7 @@ def rows_of(seen: list[int]) -> Any:
 
 def test_two_tenants_at_once_are_answered_in_shared_forwards_as_each_alone(monkeypatch):
     monkeypatch.setattr(steps, "_LEAST", 1.0)
-    assert not backbone().steps.serial
+    assert not backbone().steps.why_serial
     asked = [[SYSTEM, user(f"value of tag {n}?")] for n in range(3)]
     want = [said(messages, tokens=8) for messages in asked]
     rows: list[int] = []

@@ -16,7 +16,7 @@ from kamera.edits import policies
 from kamera.engines import calls_of, precedence
 from kamera.engines.hf import HfEngine, Observer
 from kamera.patches import later_of
-from kamera.patches.identity import asking_of
+from kamera.patches.identity import probe_schedule_of
 from kamera.window import sequence_of
 from tests.content.templates import screens
 from tests.engines.compare import relative
@@ -264,12 +264,12 @@ def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(ba
     for frame in frames[:3]:
         session.send(shown(frame), **OPTIONS)
     session.flush()
-    asking_of(backbone).ask(backbone)  # so that no probe is due meanwhile
+    probe_schedule_of(backbone).ask(backbone)  # so that no probe is due meanwhile
     queue, begun, seen = later_of(backbone), threading.Event(), []
 
     def at_layer(index: int) -> None:
-        seen.append(f"ahead {index}" if queue.mine else "call")
-        if queue.mine and not begun.is_set():
+        seen.append(f"ahead {index}" if queue.is_own_thread else "call")
+        if queue.is_own_thread and not begun.is_set():
             begun.set()
             end = time.monotonic() + LONG
             while not calls_of(backbone).must_give_way and time.monotonic() < end:
@@ -298,14 +298,14 @@ def test_what_is_prepared_counts_as_later_works_and_goes_first_under_pressure(ba
     for frame in frames[:3]:
         session.send(shown(frame), **OPTIONS)
     session.flush()
-    assert queue.held == 0
+    assert queue.held_bytes == 0
     session.anticipate()
     session.flush()
-    assert queue.held > session.backbone.facts.bytes_per_token * 100
-    queue.limit = queue.held
+    assert queue.held_bytes > session.backbone.facts.bytes_per_token * 100
+    queue.limit = queue.held_bytes
     queue.add(lambda: None, holds=[torch.zeros(1)])
     session.flush()
-    assert queue.held == 0
+    assert queue.held_bytes == 0
     assert session.send(shown(frames[3]), **OPTIONS).report.anticipated is None
 
 
@@ -315,10 +315,10 @@ def test_a_session_that_is_gone_holds_nothing(backbone, frames):
         session.send(shown(frame), **OPTIONS)
     session.anticipate()
     session.flush()
-    assert later_of(backbone).held > 0
+    assert later_of(backbone).held_bytes > 0
     del session
     gc.collect()
-    assert later_of(backbone).held == 0
+    assert later_of(backbone).held_bytes == 0
 
 
 @pytest.mark.parametrize("anticipates", [True, False])

@@ -323,7 +323,7 @@ def test_a_history_that_does_not_begin_as_its_turn_is_kept_whole():
     turns.keep("a", None, (), (SYSTEM, user("1")))
     turns.keep("b", "a", (SYSTEM, user("1")), (SYSTEM, user("2"), user("3")))
     turns.retell("b", {"role": "assistant", "content": "3"})
-    turns.leave("a")
+    turns.remove_turn("a")
     assert turns.history("b") == (SYSTEM, user("2"), said("3"))
     assert not turns.goes_through("b", "a") and turns.goes_through("b", "b")
 

@@ -61,8 +61,8 @@ def test_a_turn_goes_before_the_rest_of_later_work_that_is_in_its_first_layer(
     begun = threading.Event()
 
     def at_layer(index: int) -> None:
-        seen.append(f"later {index}" if queue.mine else "call")
-        if queue.mine and not begun.is_set():
+        seen.append(f"later {index}" if queue.is_own_thread else "call")
+        if queue.is_own_thread and not begun.is_set():
             begun.set()
             assert wait_for(lambda: calls_of(backbone).must_give_way), "the call never came"
 

@@ -33,7 +33,7 @@ def frames() -> list:
 def seen(monkeypatch) -> dict[str, list[Plan]]:
     """The plans that windows make, and those that are run; both still do what they do."""
     made, ran = list[Plan](), list[Plan]()
-    planned, acted = stage.planned, run._PlanRun.act
+    planned, acted = stage.planned, run._PlanRun.run_steps
 
     def making(request, view):
         made.append(planned(request, view))
@@ -44,7 +44,7 @@ def seen(monkeypatch) -> dict[str, list[Plan]]:
         return acted(of)
 
     monkeypatch.setattr(stage, "planned", making)
-    monkeypatch.setattr(run._PlanRun, "act", running)
+    monkeypatch.setattr(run._PlanRun, "run_steps", running)
     return {"made": made, "ran": ran}
 
 

@@ -178,7 +178,7 @@ def test_no_prefix_of_an_answer_tells_a_part_of_a_call(name):
     form = call_form(model)
     assert form.decode(model, [int(i) for i in model.builder.tokenize(said)]) == said
     for end in range(len(said) + 1):
-        told = said[: form.safe(said[:end])]
+        told = said[: form.safe_length(said[:end])]
         assert told == first[: len(told)] and (len(told) >= min(end, len(first)) - 1)
 
 
@@ -190,7 +190,7 @@ def test_what_is_no_whole_call_stays_text(name):
         content, calls = form.parse(said[:end] + rest, TOOLS)
         assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
         assert content.startswith(first[:end])
-        assert calls or form.plain(said[:end] + rest) == content
+        assert calls or form.without_special_tokens(said[:end] + rest) == content
 
 
 @pytest.mark.parametrize(

@@ -102,14 +102,14 @@ def test_what_was_prepared_for_another_turn_and_what_was_broken_off_in_a_layer(b
     broken: list[str] = []
 
     def first_layer(*_: object) -> None:
-        if queue.mine and not begun.is_set():
+        if queue.is_own_thread and not begun.is_set():
             broken.append("begun")
             begun.set()
             while not calls_of(backbone).must_give_way:
                 begun.wait(0.001)
 
     def last_layer(*_: object) -> None:
-        if queue.mine:
+        if queue.is_own_thread:
             broken.append("ended")
 
     with watching(backbone, probes=True) as seen:

@@ -19,7 +19,7 @@ import torch
 
 from kamera import forks
 from kamera.errors import ForkedStore
-from kamera.files import locked
+from kamera.files import lock_path
 from kamera.patches import Later
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.database import Database
@@ -205,7 +205,7 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
 
         def parent_goes_on() -> None:
             go.set()
-            with locked(tmp_path, DEADLINE):
+            with lock_path(tmp_path, DEADLINE):
                 os.write(stop_write, b"x")
 
         assert in_child(lives, parent_goes_on) == "False"
@@ -230,9 +230,9 @@ def test_a_child_of_a_writer_keeps_no_lock(root: Path) -> None:
 
 def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path) -> None:
     root.mkdir()
-    with locked(root):
+    with lock_path(root):
         says = rf"locked for 0.05 s by process {os.getpid()}: end that"
-        with pytest.raises(TimeoutError, match=says), locked(root, 0.05):
+        with pytest.raises(TimeoutError, match=says), lock_path(root, 0.05):
             pass
 
 
@@ -240,10 +240,10 @@ def test_locks_of_strangers_are_waited_for(root: Path) -> None:
     root.mkdir()
     descriptor = os.open(root, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(TimeoutError, match="process"), locked(root, 0.02):
+    with pytest.raises(TimeoutError, match="process"), lock_path(root, 0.02):
         pass
     os.close(descriptor)
-    with locked(root, 0.02):
+    with lock_path(root, 0.02):
         pass
 
 
@@ -258,9 +258,9 @@ def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
     queue.add(form, name=CHUNK)
 
     def work() -> str:
-        queue.settle(CHUNK)
+        queue.flush_named(CHUNK)
         queue.add(lambda: formed.append("two"), name=OTHER)
-        queue.settle(OTHER)
+        queue.flush_named(OTHER)
         return str(formed)
 
     assert in_child(work, go.set) == "['two']"

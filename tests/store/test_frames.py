@@ -69,7 +69,7 @@ def test_an_object_is_a_preamble_and_the_frames_of_the_sealed_one(size: int) -> 
         for length in (0, 1, 250, 600, 1500):
             assert whole.read(start, length) == plain[start : start + length]
     with pytest.raises(EOFError):
-        whole.into(len(plain) - 3, memoryview(bytearray(4)))
+        whole.read_into(len(plain) - 3, memoryview(bytearray(4)))
 
 
 def test_swapped_dropped_cut_or_doubled_frames_are_refused(size: int) -> None:

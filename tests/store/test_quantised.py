@@ -17,7 +17,7 @@ from kamera.ops import CodedKV, code_kv, kv_map, kv_of
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin, canonical_key, patch_key
 from kamera.store.codec import Codec
-from kamera.store.records import kept
+from kamera.store.records import to_store_form
 from kamera.store.sources import BytesSource
 from tests.store.builders import (
     CONTEXT,
@@ -53,7 +53,7 @@ def open_at(place: Path | str, codec: str) -> ChunkStore:
 
 
 def forge(made: CanonicalRecord, **changes: Any) -> bytes:
-    outer, header, rest = split(encode(kept(made), 7))
+    outer, header, rest = split(encode(to_store_form(made), 7))
     return join(outer, header | changes, rest)
 
 
@@ -90,7 +90,7 @@ def test_memory_and_disk_give_back_the_same_bits(codec, tmp_path):
         found.append(reopened.get_canonical(put.context, put.chunk_id))
     for got in found:
         assert got is not None
-        assert_same(got, kept(put))
+        assert_same(got, to_store_form(put))
 
 
 @CODECS
@@ -104,7 +104,7 @@ def test_codes_take_the_bytes_they_promise(codec, tmp_path):
         whole, small = store.ls(kind="canonical")
     assert small.context.kv == codec
     assert small.bytes < whole.bytes * {"int8": 0.57, "int4": 0.36}[codec]
-    assert kept(coded).nbytes < plain.nbytes * {"int8": 0.55, "int4": 0.34}[codec]
+    assert to_store_form(coded).nbytes < plain.nbytes * {"int8": 0.55, "int4": 0.34}[codec]
 
 
 def test_each_form_has_keys_of_its_own():
@@ -153,7 +153,7 @@ def test_all_forms_share_a_store_opened_for_any_of_them(tmp_path):
         for one in made:
             got = store.get_canonical(one.context, one.chunk_id)
             assert got is not None
-            assert_same(got, kept(one))
+            assert_same(got, to_store_form(one))
     with open_at(tmp_path, "int8") as store:
         assert store.kv == "int8" and "kv='int8'" in repr(store)
         (row,) = store.ls("canonical", context=made[0].context)
@@ -184,7 +184,7 @@ def test_the_first_canonical_under_a_key_stays(tmp_path):
         assert store.put(one) == store.put(other)
         got = store.get_canonical(one.context, one.chunk_id)
     assert got is not None
-    assert_same(got, kept(one))
+    assert_same(got, to_store_form(one))
 
 
 # -- the object ------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_the_first_canonical_under_a_key_stays(tmp_path):
 
 @CODECS
 def test_the_header_says_codec_grid_and_loss(codec):
-    put = kept(record(codec))
+    put = to_store_form(record(codec))
     outer, header, _ = split(encode(put, 7))
     assert header["context"]["kv"] == codec
     said = header["coded"]
@@ -218,7 +218,7 @@ def test_kv_as_it_is_is_written_as_ever():
     st.integers(0, 99),
 )
 def test_a_coded_record_comes_back_bit_for_bit(tokens, codec, dtype, dim, seed):
-    put = kept(record(codec, tokens, kv=layers_of(tokens, dtype, dim, seed)))
+    put = to_store_form(record(codec, tokens, kv=layers_of(tokens, dtype, dim, seed)))
     data = encode(put, 1.5)
     assert_same(decode(data, put.key, HERE), put)
     info = Codec().read_info(BytesSource(data), put.key, HERE)
@@ -257,14 +257,14 @@ def test_a_patch_of_a_coded_canonical_comes_back(made):
 )
 def test_a_header_that_lies_about_codes_is_damage(change, says):
     made = record("int8")
-    _, header, _ = split(encode(kept(made), 7))
+    _, header, _ = split(encode(to_store_form(made), 7))
     with pytest.raises(CorruptChunk, match=says):
         decode(forge(made, **change(header)), made.key, HERE)
 
 
 def test_a_header_without_its_codes_is_damage():
     made = record("int8")
-    outer, header, rest = split(encode(kept(made), 7))
+    outer, header, rest = split(encode(to_store_form(made), 7))
     del header["coded"]
     with pytest.raises(CorruptChunk, match="coded"):
         decode(join(outer, header, rest), made.key, HERE)
@@ -272,7 +272,7 @@ def test_a_header_without_its_codes_is_damage():
 
 @CODECS
 def test_a_flipped_byte_anywhere_is_a_refusal(codec):
-    made = kept(record(codec, 3))
+    made = to_store_form(record(codec, 3))
     data = encode(made, 7)
     for at in range(0, len(data), 7):
         with pytest.raises(CorruptChunk):
@@ -289,10 +289,10 @@ def test_a_record_whose_codes_are_of_another_form_cannot_be_made():
 
 
 def test_a_kept_record_is_kept_as_it_is_and_reads_as_a_kv():
-    put = kept(record("int4"))
-    assert kept(put) is put and isinstance(put.kv, CodedKV)
+    put = to_store_form(record("int4"))
+    assert to_store_form(put) is put and isinstance(put.kv, CodedKV)
     dense = kv_map(put.kv, lambda t: t)
     assert [list(layer) for layer in dense] == [["k", "v"], [], ["k", "v"], ["k", "v"]]
     assert json.loads(json.dumps(put.header()["coded"])) == put.header()["coded"]
     plain = canonical()
-    assert kept(plain) is plain
+    assert to_store_form(plain) is plain

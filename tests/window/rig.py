@@ -264,7 +264,7 @@ def watching(backbone: HfEngine, *, probes: bool = False) -> Iterator[Seen]:
         queue.flush()
 
     def counts() -> bool:
-        return probes or not (queue.mine or is_probe())
+        return probes or not (queue.is_own_thread or is_probe())
 
     modules = dict(backbone.model.named_modules())
     first = next(m for n, m in modules.items() if n.endswith(("language_model.layers.0", "model.layers.0")))

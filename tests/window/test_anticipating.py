@@ -145,7 +145,7 @@ def test_nothing_is_prepared_where_nothing_leaves_or_leaving_runs_nothing():
     for window in windows:
         with watching(backbone, probes=True) as seen:
             prepared(window)
-        assert (seen.forwards, later_of(backbone).held) == (0, 0)
+        assert (seen.forwards, later_of(backbone).held_bytes) == (0, 0)
 
 
 def test_the_account_bears_it_as_later_work_and_a_window_that_is_gone_holds_nothing():
@@ -156,17 +156,17 @@ def test_the_account_bears_it_as_later_work_and_a_window_that_is_gone_holds_noth
         prepared(window)
         later = window.usage().later.tokens
         assert later >= 2 * chunks[0].num_tokens
-        assert later_of(backbone).held > 0
+        assert later_of(backbone).held_bytes > 0
         window.append(chunks[3])
         window.flush()
     usage = window.usage()
     assert usage.now.forwards + usage.later.forwards == seen.forwards
     assert usage.now.tokens + usage.later.tokens == seen.tokens
     prepared(window)
-    assert later_of(backbone).held > 0
+    assert later_of(backbone).held_bytes > 0
     del window
     gc.collect()
-    assert later_of(backbone).held == 0
+    assert later_of(backbone).held_bytes == 0
 
 
 def test_what_is_prepared_keeps_alive_no_window_that_is_gone():
@@ -174,7 +174,7 @@ def test_what_is_prepared_keeps_alive_no_window_that_is_gone():
     backbone, _ = rig("llama_mqa")
     window = full(backbone, texts(backbone, 3), ReusePolicy(certified=True, audit=0.0))
     prepared(window)
-    assert later_of(backbone).held > 0
+    assert later_of(backbone).held_bytes > 0
     gone = [
         weakref.ref(one) for one in (window._state, window._stage, former_of(window), former_of(window).store)
     ]

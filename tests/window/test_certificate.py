@@ -19,7 +19,7 @@ from kamera.ops import PatchBudget
 from kamera.store import StoreAdmin
 from kamera.trust import Grounds, certified_by_default
 from kamera.window import library_versions, terms_in_force
-from kamera.window.certified import find_certificate, folders, home
+from kamera.window.certified import certificate_home, find_certificate, folders
 from tests.models import samples, tiny
 from tests.window.certificates import certificate, none_safe, reseal
 from tests.window.rig import QUESTION, Snapshot, guarantees, is_a_reprefill, make, rig, watching
@@ -338,14 +338,14 @@ def test_certificates_are_kept_in_the_users_directory(monkeypatch, system, said,
     monkeypatch.delenv("KAMERA_CERTIFICATES")
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_DATA_HOME", said)
-    assert home().as_posix() == place
+    assert certificate_home().as_posix() == place
     monkeypatch.setenv("KAMERA_CERTIFICATES", "/mine")
-    assert home().as_posix() == "/mine"
+    assert certificate_home().as_posix() == "/mine"
 
 
 def test_a_user_without_a_home_has_no_certificates_and_no_error(monkeypatch):
     for name in ("KAMERA_CERTIFICATES", "XDG_DATA_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what Python does then
-    assert home() is None and folders() == ()
+    assert certificate_home() is None and folders() == ()
     assert "set KAMERA_CERTIFICATES" in find_certificate(GROUNDS, folders()).refusal

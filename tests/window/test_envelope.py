@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kamera.patches.near import ALIKE_ABOVE, disorder, divergence, likeness, nearest
 from kamera.store import Context, ObjectInfo
-from kamera.store.search.embedding import unit
+from kamera.store.search.embedding import unit_vector
 
 sets = st.lists(st.sampled_from("abcdef"), max_size=5)
 twins = {("a", "b"): 0.9, ("c", "d"): 0.5}
@@ -69,7 +69,7 @@ def test_similarity_uses_stored_pictures_and_ends_at_zero():
     class Stored:
         def embedding(self, context, chunk):
             held = {"a": [1.0, 0.0], "b": [1.0, 0.1], "c": [0.0, 1.0]}
-            return unit(np.array(held[chunk])) if chunk in held else None
+            return unit_vector(np.array(held[chunk])) if chunk in held else None
 
     like = likeness(Stored(), Context("f", "a"))
     cosine = 1 / np.sqrt(1.01)

@@ -129,14 +129,14 @@ def test_a_look_up_waits_for_the_patch_under_way(pieces, gated, monkeypatch):
         former_of(window).context, c.id, [s.chunk_id for s in window.slots]
     )
     queue = later_of(backbone)
-    settle, waited = queue.settle, []
+    settle, waited = queue.flush_named, []
 
     def settling(name) -> None:
         waited.append(name)
         gate.open()  # not before somebody waits
         settle(name)
 
-    monkeypatch.setattr(queue, "settle", settling)
+    monkeypatch.setattr(queue, "flush_named", settling)
     with watching(backbone) as seen:
         report = window.recall(c.id)
     assert waited and {chunk_id for _, chunk_id in waited} == {c.id}

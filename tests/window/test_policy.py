@@ -10,7 +10,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
 from kamera.patches.near import divergence
-from kamera.patches.orbit import balanced_orderings, how_many, orderings
+from kamera.patches.orbit import balanced_orderings, ordering_count, orderings
 from kamera.store import StoreAdmin, keys
 from kamera.trust import GUARANTEES, at_least, prefilled_behind, weakest
 from kamera.window import former_of, keep_orbit
@@ -378,7 +378,7 @@ def test_samples_set_the_number_of_orderings_up_to_all():
     assert set(balanced_orderings(6)) < set(sampled)
     assert sampled == sorted(sampled) == orderings(6, 24, 7) != orderings(6, 24, 8)
     assert all(sorted(p) == list(range(6)) for p in sampled)
-    assert len(orderings(5, 1000, 0)) == how_many(5, 1000) == 120
+    assert len(orderings(5, 1000, 0)) == ordering_count(5, 1000) == 120
 
 
 @pytest.mark.parametrize(

@@ -386,6 +386,6 @@ def test_only_the_last_questions_are_remembered(pieces):
     window = make(backbone, None, policy=PROVING)
     for first in (9, 10, 11, 12, 13, 13):
         window.next_token_logits(torch.tensor([first, 5, 6]))
-    asked = window._stage.former.prover.asked
+    asked = window._stage.former.prover.remembered_questions
     assert [int(ids[0]) for ids in asked] == [10, 11, 12, 13]
     assert window.fork()._stage.former.prover is window._stage.former.prover

@@ -202,7 +202,7 @@ def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
     window = make(backbone, policy=EXACT)
     respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
     without = window.fork()
-    without._state = dataclasses.replace(without._state, seats=without._state.seats.saying(None))
+    without._state = dataclasses.replace(without._state, seats=without._state.seats.with_said(None))
     held = (len(QUESTION) + NEW - 1) * sum(t.nbytes for layer in live(window, 0) for t in layer.values())
     assert window.memory().copies - without.memory().copies >= held // chunks[0].num_tokens
     text, branch = said_by(window), window.fork()
@@ -240,7 +240,7 @@ def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_
     window.slide()
     respond(window, QUESTION, Arrange([*window.slots, chunks[3]], on_leave="keep"), **OPTIONS)
     text, apart = said_by(window), window.fork()
-    apart._state = dataclasses.replace(apart._state, seats=apart._state.seats.saying(None))
+    apart._state = dataclasses.replace(apart._state, seats=apart._state.seats.with_said(None))
     assert window.append(text).tokens_recomputed == 2
     assert apart.append(text).tokens_recomputed == text.num_tokens
     assert worst(live(window, 3), live(apart, 3)) <= ROUNDING

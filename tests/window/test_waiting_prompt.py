@@ -10,7 +10,7 @@ import pytest
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UnknownChunk
 from kamera.patches import Worth, later_of
-from kamera.patches.owed import waiting_in
+from kamera.patches.owed import waiting_records
 from kamera.window import former_of
 from tests.models import samples
 from tests.window.rig import SYSTEM, rig
@@ -41,7 +41,7 @@ def window(chunk: Chunk) -> Iterator[KameraWindow]:
     finally:
         opened.set()
         later_of(backbone).flush()
-    assert len(store.ls("anchor")) == 2 and waiting_in(store).anchors == {}
+    assert len(store.ls("anchor")) == 2 and waiting_records(store).anchors == {}
 
 
 @pytest.mark.parametrize("ask", ["recall", "plan_recall"])

@@ -55,7 +55,7 @@ def keep_last_images(
         first = max(0, len(counted) - n) // batch * batch
         leaving, staying = counted[:first], counted[first:]
         if removes == "picture":
-            return _empty(messages, leaving, placeholder)
+            return _remove_pictures(messages, leaving, placeholder)
         kept = {p.message for p in staying}
         gone = {i for p in leaving if p.message not in kept for i in (p.message, p.result) if i is not None}
         return without_calls(messages, gone, reasoning=removes == "step")
@@ -99,7 +99,7 @@ def _shows_result(messages: Sequence[Message], i: int) -> bool:
     return shows and i > 0 and is_result(messages[i - 1])
 
 
-def _empty(
+def _remove_pictures(
     messages: Sequence[Message], leaving: Collection[PicturePlace], placeholder: str | None
 ) -> list[dict[str, Any]]:
     """Messages without these pictures; those of nothing else are removed, unless they are results."""

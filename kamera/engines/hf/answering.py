@@ -1,7 +1,7 @@
 """Answers: ``generate`` behind a cache, whose first forward runs the spans in front of the question, too.
 
 Of one sequence ``generate`` of transformers reads the options and makes the logits processors and stopping
-criteria; the loop over its tokens is `_tokens`, whose steps share forwards with other answers.
+criteria; the loop over its tokens is `_decode_loop`, whose steps share forwards with other answers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def answer(
     if not is_one_row:
         tokens = forwards.generate(model, ids, positions, past, **options)
         return Continuation(tokens, tuple(kvs), None, len(spans), watch.time)
-    loop = partial(_tokens, model, row, positions, past, whole, stop, sampling.get("streamer"))
+    loop = partial(_decode_loop, model, row, positions, past, whole, stop, sampling.get("streamer"))
     with nullcontext() if model.quiet else model.turns.alone():
         tokens = forwards.generate(
             model, ids, positions, past, custom_generate=loop, **_without_tokenizer(model.model, options)
@@ -65,7 +65,7 @@ def answer(
     return Continuation(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
 
 
-def _tokens(
+def _decode_loop(
     model: Model,
     row: AnswerRow,
     positions: torch.Tensor,

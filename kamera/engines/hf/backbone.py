@@ -187,6 +187,6 @@ def describe(model: HfEngine) -> Description:
         position_limit=model.limits.below,
         limit_reason=model.limits.reason,
         takes_pixels=model.builder.takes_pixels,
-        serial_decode=model.steps.serial,
+        serial_decode=model.steps.why_serial,
         fingerprint=model.fingerprint,
     )

@@ -68,25 +68,25 @@ def read(
 ) -> KV:
     """The tokens ``start:stop`` of one sequence of a cache, for reading.
 
-    Views of the room in which a cache grew (`growing`), else a copy.
+    Views of the room in which a cache grew (`growing_cache`), else a copy.
     """
-    if isinstance(cache, _Growing) and stands(cache):
+    if isinstance(cache, _Growing) and is_in_room(cache):
         first, length = cache.first, cache_length(cache)
         return kv_slice(cache.whole, first + start, first + (length if stop is None else min(stop, length)))
     out: list[LayerKV] = []
     for layer, spec in zip(cache.layers, layout, strict=False):
         tensors = _tensors(layer)
-        out.append({c.name: _canonical(tensors[c.tensor], row)[:, start:stop] for c in spec.channels})
+        out.append({c.name: _without_batch(tensors[c.tensor], row)[:, start:stop] for c in spec.channels})
     out.extend({} for _ in layout[len(out) :])
     return kv_of(out, groups)
 
 
-def stands(cache: ModelCache) -> bool:
+def is_in_room(cache: ModelCache) -> bool:
     """True if all tokens of a cache stand in the room in which it grew."""
     return isinstance(cache, _Growing) and all(map(_ROOM, cache.kv_layers))
 
 
-def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
+def growing_cache(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
     """A batch-1 cache of the tokens ``start:stop`` of ``room`` that grows into the room behind them.
 
     ``room`` holds the channels of all layers ``[layers, heads, capacity, dim]``. Appended tokens are written
@@ -192,7 +192,7 @@ def repeat(cache: ModelCache, times: int) -> ModelCache:
     return cache
 
 
-def spread(cache: ModelCache, rows: int) -> ModelCache:
+def share_rows(cache: ModelCache, rows: int) -> ModelCache:
     """The cache as ``rows`` equal sequences, in place; tensors are shared until the model appends."""
     if rows > 1:
         detach(cache)
@@ -202,7 +202,7 @@ def spread(cache: ModelCache, rows: int) -> ModelCache:
     return cache
 
 
-def side_by_side(
+def join_as_rows(
     caches: Sequence[ModelCache], device: torch.device
 ) -> tuple[ModelCache, torch.Tensor | None]:
     """One cache whose rows are ``caches``, for one forward of one token a row, which extends each of them.
@@ -305,15 +305,15 @@ class CompletingCache(DynamicCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All that the rows attend to at layer ``layer_idx``."""
         layer: Any = self.layers[layer_idx]
-        keys = self._whole(layer_idx, "keys", layer.keys[0], key_states[0])
-        values = self._whole(layer_idx, "values", layer.values[0], value_states[0])
+        keys = self._complete_layer(layer_idx, "keys", layer.keys[0], key_states[0])
+        values = self._complete_layer(layer_idx, "values", layer.values[0], value_states[0])
         self._stop(layer_idx)
         return keys[None], values[None]
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """As `update`, the keys of an indexer."""
         layer: Any = self.layers[layer_idx]
-        keys = self._whole(layer_idx, "indexer_keys", layer.indexer_keys, indexer_key_states)
+        keys = self._complete_layer(layer_idx, "indexer_keys", layer.indexer_keys, indexer_key_states)
         self._stop(layer_idx)
         return keys
 
@@ -322,7 +322,9 @@ class CompletingCache(DynamicCache):
         if index == self._last and all(len(layers[index]) == channels for layers in self.kvs):
             raise AllMade
 
-    def _whole(self, index: int, tensor: str, past: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+    def _complete_layer(
+        self, index: int, tensor: str, past: torch.Tensor, fresh: torch.Tensor
+    ) -> torch.Tensor:
         channel = next(c for c in self._layout[index].channels if c.tensor == tensor)
         whole = past.new_empty(past.shape[0], self._total, past.shape[2])
         for start, source, length in self._pieces:
@@ -349,7 +351,7 @@ def _tensors(layer: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _canonical(tensor: torch.Tensor, row: int) -> torch.Tensor:
+def _without_batch(tensor: torch.Tensor, row: int) -> torch.Tensor:
     """``[rows, heads, tokens, dim]`` or the indexer's ``[rows, tokens, dim]`` to ``[heads, tokens, dim]``."""
     return tensor[row : row + 1] if tensor.dim() == 3 else tensor[row]
 

@@ -110,13 +110,13 @@ def computation(model: nn.Module, without: str = "") -> Computation:
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     configs = _Configs()
-    reader = Reader({id(module): name for name, module in reversed(modules.items())}, configs.said)
+    reader = Reader({id(module): name for name, module in reversed(modules.items())}, configs.config_number)
     configs.reader = reader
     lines: list[list[Any]] = []
     for name, module in model.named_modules():
         if without and f"{name}.".startswith(without):
             continue
-        reader.watch.space(vars(module), skipped_attributes(module))
+        reader.watch.watch_space(vars(module), skipped_attributes(module))
         settings = _settings(reader, module)
         lines.append([name, reader.of_class(type(module)), *_forward(reader, module), *settings])
         tables = hook_tables([module])[2:]
@@ -125,7 +125,7 @@ def computation(model: nn.Module, without: str = "") -> Computation:
         attribute_lines = [[name, n, reader.attributes(t)] for n, t in tensors if t is not None]
         lines += [line for line in attribute_lines if line[2] is not None]
     lines.append(["hooks", *_foreign(reader, hook_tables([]))])
-    lines += reader.rest()
+    lines += reader.code_of_seen()
     lines.append(["configs", *configs.texts])
     return Computation(lines, reader.watch, tuple(reader.unread), tuple(reader.foreign))
 
@@ -189,7 +189,7 @@ def attention(config: Any, reader: Reader) -> Any:
     texts: list[Any] = ["usual" if usual else str(name)]
     for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
         for mapping in (registry._local_mapping, registry._global_mapping):
-            reader.watch.space(mapping)
+            reader.watch.watch_space(mapping)
         function = registry.get(str(name))
         texts.append(reader.departures(function, is_transformers) if usual else reader.value(function))
     return texts
@@ -204,10 +204,10 @@ class _Configs:
         self.texts: list[Any] = []
         self._numbers: dict[int, int] = {}
 
-    def said(self, config: Any) -> dict[str, int]:
+    def config_number(self, config: Any) -> dict[str, int]:
         """The number of a config."""
         if id(config) not in self._numbers:
-            self.reader.watch.space(vars(config), _OF_CONFIGS)
+            self.reader.watch.watch_space(vars(config), _OF_CONFIGS)
             settings = _text(drop_settings(config.to_dict(), _ORIGIN))
             text = [name_of(type(config)), attention(config, self.reader), settings]
             for value in vars(config).values():  # nested ones are in the text; a change of them shows here
@@ -219,13 +219,13 @@ class _Configs:
 
     def _watch(self, value: Any) -> None:
         if isinstance(value, dict):
-            self.reader.watch.space(value)
+            self.reader.watch.watch_space(value)
             for inner in value.values():
                 self._watch(inner)
         elif isinstance(value, list):
-            self.reader.watch.group(value)
+            self.reader.watch.watch_group(value)
         elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            self.reader.watch.space(vars(value), _OF_CONFIGS)
+            self.reader.watch.watch_space(vars(value), _OF_CONFIGS)
             for inner in vars(value).values():
                 self._watch(inner)
 

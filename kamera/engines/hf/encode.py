@@ -34,23 +34,23 @@ class _AtTheDoor(Exception):
     """Stops the full model's forward where its decoder would begin."""
 
 
-class Door(Observer):
+class DecoderHook(Observer):
     """A hook before a decoder. Shut, it stops the thread that shut it and keeps the decoder's arguments."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__(self._stop)
         self._decoder = decoder
         self._shut = threading.local()
-        self._stand()
+        self._install_hook()
 
     def __call__(self, *arguments: Any) -> Any:
         """Called as a hook before all others, which the kept arguments pass when they are prefilled."""
         return self._stop(*arguments)
 
     @contextmanager
-    def shut(self) -> Iterator[dict[str, Any]]:
+    def capture_arguments(self) -> Iterator[dict[str, Any]]:
         """Stop forwards of this thread at the decoder, in the block; the dict gets its keyword arguments."""
-        self._stand()
+        self._install_hook()
         arguments: dict[str, Any] = {}
         self._shut.arguments = arguments
         try:
@@ -65,19 +65,19 @@ class Door(Observer):
         )
 
     @contextmanager
-    def bearing(self, content: Mapping[str, Any]) -> Iterator[None]:
+    def substitute_inputs(self, content: Mapping[str, Any]) -> Iterator[None]:
         """In the block, hand ``content`` to the decoder instead of the tokens of this thread's next forward.
 
         ``content`` are `decoder_arguments`; of none (text) the forward passes as it is.
         """
-        self._stand()
+        self._install_hook()
         self._shut.content = None if "input_ids" in content else content
         try:
             yield
         finally:
             self._shut.content = None
 
-    def _stand(self) -> None:
+    def _install_hook(self) -> None:
         if self not in self._decoder._forward_pre_hooks.values():  # all of them may have been removed
             self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
@@ -93,7 +93,7 @@ class Door(Observer):
         return args, {**kwargs, "input_ids": None, **content}
 
 
-def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) -> Encoded:
+def encode(model: nn.Module, door: DecoderHook, chunk: Chunk, positions: torch.Tensor) -> Encoded:
     """Encode a chunk's media.
 
     ``positions`` ``[axes, tokens]`` keep the model from deriving (and remembering) its own.
@@ -101,7 +101,7 @@ def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) 
     if not chunk.has_media:
         return Encoded(chunk.input_ids, chunk.position_inputs(), {})
     try:
-        arguments = _at_the_door(model, door, chunk.input_ids, positions, chunk.inputs)
+        arguments = _capture_decoder_arguments(model, door, chunk.input_ids, positions, chunk.inputs)
     except (ValueError, RuntimeError, IndexError) as error:
         raise IncompatibleChunk(
             f"{type(model).__name__} refuses the inputs {sorted(chunk.inputs)} of chunk "
@@ -111,26 +111,28 @@ def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) 
 
 
 def text_tensors(
-    model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor
+    model: nn.Module, door: DecoderHook, ids: torch.Tensor, positions: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """The tensors that the decoder receives for a text: what `encode` keeps of a chunk with media."""
-    return _content(_at_the_door(model, door, ids, positions, {}))
+    return _content(_capture_decoder_arguments(model, door, ids, positions, {}))
 
 
-def mask_input_name(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
+def mask_input_name(
+    model: nn.Module, door: DecoderHook, ids: torch.Tensor, positions: torch.Tensor
+) -> str | None:
     """The per-token input from which the outer model builds the attention mask itself, if it does.
 
     Such a model (bidirectional picture blocks: Gemma 3, Gemma 4) hands its decoder a finished mask.
     """
-    if _at_the_door(model, door, ids, positions, {}).get("attention_mask") is None:
+    if _capture_decoder_arguments(model, door, ids, positions, {}).get("attention_mask") is None:
         return None
     parameters = inspect.signature(model.forward).parameters
     return next((n for n in ("token_type_ids", "mm_token_type_ids") if n in parameters), None)
 
 
-def _at_the_door(
+def _capture_decoder_arguments(
     model: nn.Module,
-    door: Door,
+    door: DecoderHook,
     ids: torch.Tensor,
     positions: torch.Tensor,
     inputs: Mapping[str, torch.Tensor],
@@ -138,7 +140,7 @@ def _at_the_door(
     """The keyword arguments the full model would have called its decoder with."""
     device = input_device(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    with door.shut() as arguments:
+    with door.capture_arguments() as arguments:
         model(
             input_ids=ids[None].to(device),
             position_ids=with_batch(positions).to(device),

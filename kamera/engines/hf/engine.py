@@ -20,7 +20,7 @@ from kamera.engines.hf.forwards import TransformersModel, join_spans, split
 from kamera.engines.hf.identity import ModelIdentity
 from kamera.engines.hf.live import SLACK, LiveCache
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
+from kamera.engines.hf.prove import prove_cuts, prove_relocation, why_no_reuse
 from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.steps import Steps
 from kamera.engines.values import Continuation, SpanForm, Work
@@ -53,7 +53,7 @@ class HfEngine(Model):
         self.steps = Steps(self)
         kind = self.facts.kind
         try:
-            no_reuse = without_reuse(prove_cuts(self), kind)
+            no_reuse = why_no_reuse(prove_cuts(self), kind)
         except NonFiniteKV as error:
             raise UnsupportedBackbone(f"{kind}: a forward of a few tokens fails: {error}") from error
         self.facts = self.facts._replace(no_reuse=no_reuse)
@@ -102,7 +102,7 @@ class HfEngine(Model):
     ) -> tuple[KV, ...]:
         lengths = [span.num_tokens for span in spans]
         if not apart and not sum(lengths):
-            return tuple(forwards.room(self, 0) for _ in spans)
+            return tuple(forwards.allocate_kv(self, 0) for _ in spans)
         whole = join_spans(self, spans, positions) if len(spans) > 1 and not apart else None
         with self._cache_of(behind) as cache:
             if apart:
@@ -183,7 +183,7 @@ class HfEngine(Model):
     @contextmanager
     def _cache_of(self, live_kv: LiveKV | None) -> Iterator[ModelCache]:
         if live_kv is None:
-            yield forwards.cache(self, [])
+            yield forwards.make_cache(self, [])
             return
         if not isinstance(live_kv, LiveCache):
             raise ValueError(f"{quote(live_kv)} is no live cache of a Backbone: take one from its live()")

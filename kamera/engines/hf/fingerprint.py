@@ -13,7 +13,7 @@ from torch import nn
 
 from kamera.content import exclusive_of
 from kamera.engines.hf.computation import binds_buffer, chooses_frequencies, frequencies, layers_path
-from kamera.engines.hf.state import content_of
+from kamera.engines.hf.state import tensor_content
 from kamera.ops import Layout, digest
 
 Two = tuple[str, str]
@@ -26,7 +26,7 @@ def tensors_digests(model: nn.Module, decoder: nn.Module) -> Two:
     names = [name for name, _ in _named_tensors(model)]
     layers = layers_path(model, decoder)
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
-        digests = pool.map(content_of, (t for _, t in _named_tensors(model)))
+        digests = pool.map(tensor_content, (t for _, t in _named_tensors(model)))
         for name, one in zip(names, digests, strict=True):
             for outer in (whole,) if name.startswith(layers) else (whole, vision):
                 _feed(outer, name.encode())

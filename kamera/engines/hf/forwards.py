@@ -105,7 +105,7 @@ def run_rows(
     if len(forms) != 1 or None in forms:
         raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
     model_cache.detach(past)  # the caller owns what is returned, of one span too
-    rows, start = model_cache.spread(past, len(spans)), model_cache.cache_length(past)
+    rows, start = model_cache.share_rows(past, len(spans)), model_cache.cache_length(past)
     run_decoder(model, spans, torch.stack(list(positions), dim=1), rows)
     kvs = [model_cache.read(rows, model.layout, model.groups, start, row=i) for i in range(len(spans))]
     for kv in kvs:
@@ -128,7 +128,7 @@ def forward_batch(
     """
     rows = len(ids)
     places = positions[:, None].expand(-1, rows, -1)
-    return _logits(model, ids, places, model_cache.spread(past, rows), keep)
+    return _logits(model, ids, places, model_cache.share_rows(past, rows), keep)
 
 
 def next_logits(
@@ -144,9 +144,9 @@ def next_logits(
     ``span``, its content if that is not all text; several have one token each.
     """
     device = encoding.input_device(model.model)
-    past, mask = (pasts[0], None) if len(pasts) == 1 else model_cache.side_by_side(pasts, device)
+    past, mask = (pasts[0], None) if len(pasts) == 1 else model_cache.join_as_rows(pasts, device)
     content = {} if span is None else encoding.decoder_arguments(span, device)
-    with model.door.bearing(content) if content else nullcontext():
+    with model.door.substitute_inputs(content) if content else nullcontext():
         return _logits(model, ids, positions, past, 1, mask)[:, -1]
 
 
@@ -160,7 +160,7 @@ def generate(
     model.limits.check_tokens(positions)
     rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
     sequence = ids[None].to(encoding.input_device(model.model))
-    with torch.no_grad(), model.turns.turn(alone=not model.quiet, pauses=model.quiet):
+    with torch.no_grad(), model.turns.forward_turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model.generate(
             input_ids=sequence,
             attention_mask=torch.ones_like(sequence),
@@ -177,16 +177,16 @@ def new_tokens(out: Any, prompt: int) -> torch.Tensor:
     return tokens[:, prompt:].cpu()
 
 
-def cache(model: Model, spans: Sequence[KV]) -> ModelCache:
+def make_cache(model: Model, spans: Sequence[KV]) -> ModelCache:
     """A cache that holds ``spans`` one after another (copied when more than one)."""
     kvs = [s for s in spans if s.groups]
-    kv = kv_concat(kvs) if len(kvs) > 1 else kvs[0] if kvs else room(model, 0)
-    past = model_cache.growing(model.model.config, model.layout, kv, 0, kv_tokens(kv))
+    kv = kv_concat(kvs) if len(kvs) > 1 else kvs[0] if kvs else allocate_kv(model, 0)
+    past = model_cache.growing_cache(model.model.config, model.layout, kv, 0, kv_tokens(kv))
     model_cache.detach(past)  # nothing is written into the spans
     return past
 
 
-def room(model: Model, tokens: int) -> KV:
+def allocate_kv(model: Model, tokens: int) -> KV:
     """Uninitialised KV of ``tokens`` tokens, every layer on the model's device for it."""
     return Blocks(
         [
@@ -211,7 +211,7 @@ def _logits(
     """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
     model.limits.check_tokens(positions)
     device = encoding.input_device(model.model)
-    with torch.no_grad(), model.turns.turn(alone=not model.quiet, pauses=model.quiet):
+    with torch.no_grad(), model.turns.forward_turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model(
             input_ids=ids.to(device),
             attention_mask=mask,
@@ -249,7 +249,7 @@ def run_decoder(
     elif mask is not None:
         arguments["attention_mask"] = mask
     places = (positions if len(positions) > 1 else positions[0]).to(device)
-    with torch.no_grad(), model.turns.turn(alone=True, pauses=model.quiet):
+    with torch.no_grad(), model.turns.forward_turn(alone=True, pauses=model.quiet):
         decoder(**arguments, position_ids=places, past_key_values=past, use_cache=True)
 
 

@@ -63,11 +63,11 @@ class ModelIdentity:
 
     def fingerprint(self) -> str:
         """As `Engine.fingerprint`, of the model as this thread would run it now."""
-        return self._now()[0]
+        return self._fingerprints_now()[0]
 
     def vision(self) -> str:
         """As `fingerprint`, of all but the decoder's layers."""
-        return self._now()[1]
+        return self._fingerprints_now()[1]
 
     def vocabulary(self) -> str:
         """As `Identity.vocabulary`. Read again when the processor's settings change."""
@@ -85,7 +85,7 @@ class ModelIdentity:
         """
         for _ in range(_TRIES):
             fingerprint = self.fingerprint()
-            now = self._prober.asked()
+            now = self._prober.answers_now()
             if self.fingerprint() != fingerprint:
                 continue  # the model was changed meanwhile
             first, difference = self._prober.compare(fingerprint, now)
@@ -125,7 +125,7 @@ class ModelIdentity:
         finally:
             _steady.reset(token)
 
-    def _now(self) -> tuple[str, str]:
+    def _fingerprints_now(self) -> tuple[str, str]:
         steady_fingerprints = _steady.get()
         both = None if steady_fingerprints is None else steady_fingerprints.get(self)
         if both is None:

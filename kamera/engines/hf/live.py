@@ -24,7 +24,7 @@ from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.room import CacheRoom, RoomKV
-from kamera.engines.moves import Move, Stand, Written, moves
+from kamera.engines.moves import Move, Stand, Written, plan_moves
 from kamera.ops import KV, Blocks, kv_slice
 from kamera.ops.kernels import serve
 
@@ -62,13 +62,13 @@ class LiveCache:
         """As `LiveKV.fork`: nothing is copied."""
         branch = LiveCache(self._model, self._holds)
         branch._spans, branch._free_tokens = self._spans, self._free_tokens
-        branch._enter(self._room)
+        branch._move_to_room(self._room)
         return branch
 
     def show(self, spans: Sequence[Span], *, room: int = 0) -> Written:
         """As `LiveKV.show`; bytes are counted where they are written."""
         new_spans, self._spans, self._free_tokens = tuple(spans), (), room
-        return self._bring(new_spans, room)
+        return self._show_in_room(new_spans, room)
 
     def read(self, index: int) -> KV:
         """As `LiveKV.read`: views of the room."""
@@ -84,18 +84,20 @@ class LiveCache:
         """
         total = sum([span.length for span in self._spans])
         if not total:
-            yield forwards.cache(self._model, [])
+            yield forwards.make_cache(self._model, [])
             return
         with self._reading() as room:
             start, stop = room.start, room.start + total
             if not room.tail.acquire(blocking=False):
-                yield forwards.cache(self._model, [kv_slice(room.kv, start, stop)])
+                yield forwards.make_cache(self._model, [kv_slice(room.kv, start, stop)])
                 return
             try:
                 with room.lock:
-                    room.clear([(stop, room.capacity)])
+                    room.copy_out_regions([(stop, room.capacity)])
                 model = self._model
-                self._lent_cache = model_cache.growing(model.model.config, model.layout, room.kv, start, stop)
+                self._lent_cache = model_cache.growing_cache(
+                    model.model.config, model.layout, room.kv, start, stop
+                )
                 try:
                     yield self._lent_cache
                 finally:
@@ -111,7 +113,7 @@ class LiveCache:
         spans: then they have to be copied.
         """
         room = self._room
-        if not self._holds or cache is not self._lent_cache or not model_cache.stands(cache):
+        if not self._holds or cache is not self._lent_cache or not model_cache.is_in_room(cache):
             return None
         with room.lock:
             return room.adopt(lengths) if room.stop - room.start == start else None
@@ -132,7 +134,7 @@ class LiveCache:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _enter(self, room: CacheRoom) -> None:
+    def _move_to_room(self, room: CacheRoom) -> None:
         with self._room.lock:
             self._room.holders.discard(self)
         with room.lock:
@@ -148,22 +150,22 @@ class LiveCache:
                 if room.shows(self._spans, 0):
                     room.readers += 1
                     break
-            self._bring(self._spans, self._free_tokens)  # a fork was shown meanwhile
+            self._show_in_room(self._spans, self._free_tokens)  # a fork was shown meanwhile
         try:
             yield room
         finally:
             with room.lock:
                 room.readers -= 1
 
-    def _bring(self, spans: tuple[Span, ...], free_tokens: int) -> Written:
+    def _show_in_room(self, spans: tuple[Span, ...], free_tokens: int) -> Written:
         """Make the room show ``spans``, or take a room that does."""
         room, copies = self._room, dict[int, KV]()
         while True:
             with room.lock:
                 counts, new = Written(), room
                 if not room.shows(spans, free_tokens):
-                    steps = moves(_stands(room.spans), _stands(spans))
-                    room_kvs = _elsewhere(room, steps, spans, copies)
+                    steps = plan_moves(_as_stands(room.spans), _as_stands(spans))
+                    room_kvs = _kv_in_other_rooms(room, steps, spans, copies)
                     if not room_kvs:
                         if room.readers or not self._may_write(room, steps, spans):
                             new = CacheRoom()
@@ -173,26 +175,26 @@ class LiveCache:
                 if not room_kvs:
                     self._spans = new.spans
                     if new is not room and len(room.holders) == 1:
-                        self._leave(room, new)
+                        self._empty_room(room, new)
                     break
             # read without a lock of ours: two rooms must not wait for each other
             copies |= {id(kv): Blocks(kv.parts, kv.groups) for kv in room_kvs}
         if new is not room:
-            self._enter(new)  # not before: an error leaves the old room to the others
+            self._move_to_room(new)  # not before: an error leaves the old room to the others
         return counts
 
-    def _leave(self, room: CacheRoom, new: CacheRoom) -> None:
+    def _empty_room(self, room: CacheRoom, new: CacheRoom) -> None:
         """What stands in a room that nobody uses any more stands in the ``new`` one, or is copied out."""
         places = _places(new.spans, new.start)
         targets = {id(s.kv): (s, place) for s, place in zip(new.spans, places, strict=True)}
         for kv in list(room.only_here):
             span, place = targets.get(id(kv), (None, 0))
             if span is None or span.patch is not None:
-                kv.leave()
+                kv.copy_out()
             else:
                 own = self._phased if any(span.offset) else frozenset[str]()
-                kv.leave(own)
-                kv.stand(new, place, own)
+                kv.copy_out(own)
+                kv.set_place(new, place, own)
 
     def _may_write(self, room: CacheRoom, steps: Sequence[Move], spans: Sequence[Span]) -> bool:
         """True if at least half of ``spans`` is kept, or if no other fork shows the spans in the room."""
@@ -219,30 +221,32 @@ class LiveCache:
         kv, capacity = room.kv, room.capacity
         if total + free_tokens > capacity:
             capacity = total + max(total // SPARE, free_tokens, SLACK)
-            kv = forwards.room(self._model, capacity)
+            kv = forwards.allocate_kv(self._model, capacity)
         base = _base(steps, spans, starts) if kv is source.kv else 0
         base = base if 0 <= base <= capacity - total - free_tokens else 0
         places = _places(spans, base)
         room.spans = ()  # until all of it is written
-        runs = _runs(steps, spans, starts, places, in_place=kv is source.kv)
+        runs = _copy_runs(steps, spans, starts, places, in_place=kv is source.kv)
         if room is source:
-            self._make_way(room, steps, spans, places, runs, regrows=kv is not room.kv)
-        counts = self._carry(source.kv, kv, runs)
+            self._copy_out_overwritten(room, steps, spans, places, runs, regrows=kv is not room.kv)
+        counts = self._copy_reused(source.kv, kv, runs)
         room.kv, room.capacity, room.start = kv, capacity, base
         if room is source:  # before anything can fail
             for move, span, place in zip(steps, spans, places, strict=True):
-                if move.was is not None and not _stays(room, move, span, place):
-                    _settle(room, span, place, self._phased if move.turns or any(span.offset) else _NONE)
+                if move.was is not None and not _is_in_place(room, move, span, place):
+                    _note_place(room, span, place, self._phased if move.turns or any(span.offset) else _NONE)
         for move, span, place in zip(steps, spans, places, strict=True):
             if move.writes and span.length:
                 span_kv = copies.get(id(span.kv), span.kv)
-                span_kv = span_kv.here() if isinstance(span_kv, RoomKV) else span_kv
-                counts += self._serve(kv_slice(kv, place, place + span.length), span, span_kv, move.turns)
-                _settle(room, span, place, self._phased if any(span.offset) else _NONE)
+                span_kv = span_kv.room_views() if isinstance(span_kv, RoomKV) else span_kv
+                counts += self._write_span(
+                    kv_slice(kv, place, place + span.length), span, span_kv, move.turns
+                )
+                _note_place(room, span, place, self._phased if any(span.offset) else _NONE)
         room.spans = spans
         return counts
 
-    def _make_way(
+    def _copy_out_overwritten(
         self,
         room: CacheRoom,
         steps: Sequence[Move],
@@ -257,14 +261,14 @@ class LiveCache:
             if move.was is not None and isinstance(span.kv, RoomKV) and span.kv.where.room is room:
                 stays.add(id(span.kv))
                 if move.turns:
-                    span.kv.leave(self._phased)
+                    span.kv.copy_out(self._phased)
         if regrows:
-            room.clear([(0, room.capacity)], stays)
+            room.copy_out_regions([(0, room.capacity)], stays)
             return
         whole = [(p, p + s.length) for m, s, p in zip(steps, spans, places, strict=True) if m.was is None]
-        room.clear([*whole, *((run.to, run.to + run.length) for run in runs)], stays)
+        room.copy_out_regions([*whole, *((run.to, run.to + run.length) for run in runs)], stays)
 
-    def _serve(self, into: KV, span: Span, source: KV, turns: bool) -> Written:
+    def _write_span(self, into: KV, span: Span, source: KV, turns: bool) -> Written:
         """Write one span from its own KV: whole, or its phased channels alone if it ``turns``."""
         model = self._model
         serve(into, source, span.patch, model.layout, span.offset, phased_only=turns)
@@ -273,7 +277,7 @@ class LiveCache:
         turned_bytes = phased_bytes if any(span.offset) else 0
         return Written(turned_bytes, 0 if span.patch is None else span.patch.nbytes, all_bytes - turned_bytes)
 
-    def _carry(self, source: KV, into: KV, runs: Sequence[_CopyRun]) -> Written:
+    def _copy_reused(self, source: KV, into: KV, runs: Sequence[_CopyRun]) -> Written:
         """Copy reused spans to their places; of a span that turns, the free channels alone.
 
         Reused spans keep their order. So within one room, spans that move down are copied first to last and
@@ -308,7 +312,7 @@ class _CopyRun(NamedTuple):
     free: bool
 
 
-def _runs(
+def _copy_runs(
     steps: Sequence[Move], spans: Sequence[Span], starts: Sequence[int], places: Sequence[int], in_place: bool
 ) -> list[_CopyRun]:
     """What is to be copied, as few runs of tokens; ``in_place``: source and target are one block."""
@@ -326,23 +330,23 @@ def _runs(
     return runs
 
 
-def _settle(room: CacheRoom, span: Span, place: int, own: frozenset[str]) -> None:
+def _note_place(room: CacheRoom, span: Span, place: int, own: frozenset[str]) -> None:
     """Note that an unpatched KV stands at ``place`` of the room, and holds copies of ``own`` channels alone.
 
     KV that stands in another room stays there.
     """
     kv = span.kv
-    if isinstance(kv, RoomKV) and span.patch is None and kv.where.room in (None, room) and kv.holds(own):
-        kv.stand(room, place, own)
+    if isinstance(kv, RoomKV) and span.patch is None and kv.where.room in (None, room) and kv.has_own(own):
+        kv.set_place(room, place, own)
 
 
-def _stays(room: CacheRoom, move: Move, span: Span, place: int) -> bool:
+def _is_in_place(room: CacheRoom, move: Move, span: Span, place: int) -> bool:
     """True for KV that stands in its room as before."""
     where = span.kv.where if isinstance(span.kv, RoomKV) else None
     return where is not None and where.room is room and where.place == place and not move.turns
 
 
-def _elsewhere(
+def _kv_in_other_rooms(
     room: CacheRoom, steps: Sequence[Move], spans: Sequence[Span], copied_ids: Container[int]
 ) -> list[RoomKV]:
     """KV that is to be written, stands in another room and is not among ``copied_ids``."""
@@ -351,7 +355,7 @@ def _elsewhere(
     return [kv for kv in room_kvs if kv.where.room not in (None, room)]
 
 
-def _stands(spans: Sequence[Span]) -> list[Stand]:
+def _as_stands(spans: Sequence[Span]) -> list[Stand]:
     return [Stand((id(s.kv), id(s.patch)), s.offset, s.length) for s in spans]
 
 

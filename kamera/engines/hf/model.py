@@ -47,7 +47,7 @@ class Model(HfContents):
         self.turns = Pauses(calls_of(self), model, self.decoder)
         self.quiet = False  # not known yet
         self.routes = probe.has_experts(self.decoder)
-        self.door = encoding.Door(self.decoder)
+        self.door = encoding.DecoderHook(self.decoder)
         self.layout: Layout = ()
         self.groups: Groups = ()
         ids = (torch.arange(8) * 7919 + 11) % self.builder.token_count

@@ -28,7 +28,7 @@ class Pauses(Observer):
     """
 
     def __init__(self, calls: Calls, model: nn.Module, decoder: Any) -> None:
-        super().__init__(self._between)
+        super().__init__(self._pause_between_layers)
         self._calls = calls
         self._exclusive = exclusive_of(model)
         self._thread = threading.local()
@@ -47,18 +47,18 @@ class Pauses(Observer):
         return self._exclusive
 
     @property
-    def mine(self) -> bool:
+    def holds_model(self) -> bool:
         """True if this thread holds the model."""
-        return self._exclusive.mine
+        return self._exclusive.is_mine
 
     @contextmanager
-    def turn(self, *, alone: bool, pauses: bool) -> Iterator[None]:
+    def forward_turn(self, *, alone: bool, pauses: bool) -> Iterator[None]:
         """Context of one forward, which is ``alone`` on the model. Raises WorkCancelled, in later work.
 
         Later work gives way before it and, if it ``pauses``, between its layers; not while this thread holds
         the model for more than the forward.
         """
-        if self._exclusive.mine:
+        if self._exclusive.is_mine:
             yield
             return
         self._calls.give_way()
@@ -69,10 +69,10 @@ class Pauses(Observer):
             finally:
                 self._thread.pauses = False
 
-    def _between(self) -> None:
+    def _pause_between_layers(self) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # so that no more than one layer waits there
         if not self._calls.must_give_way:
             return
-        with self._exclusive.released() if self._exclusive.mine else nullcontext():
+        with self._exclusive.released() if self._exclusive.is_mine else nullcontext():
             self._calls.give_way()

@@ -70,9 +70,9 @@ def watch_modules(model: nn.Module) -> Watch:
     """
     watch = Watch()
     for module in model.modules():
-        watch.space(vars(module), frozenset(name for name in vars(module) if "hooks" in name))
+        watch.watch_space(vars(module), frozenset(name for name in vars(module) if "hooks" in name))
         for part in (module._parameters, module._buffers, module._modules):
-            watch.space(part)
+            watch.watch_space(part)
     watch.note()
     return watch
 

@@ -35,7 +35,7 @@ class Prober:
         self._first: dict[str, Answers] = {}
         self._picture: tuple[str, Chunk] | None = None
 
-    def asked(self) -> Answers:
+    def answers_now(self) -> Answers:
         """Its answers now, in two forwards that are not counted as work."""
         with probing():  # as later work it gives way, so it holds nothing that a call waits for
             return self._ask()

@@ -77,7 +77,7 @@ def prove_relocation(
     It is moved by the serving kernels: written whole, and turned in place as a slide does it.
     """
     span = encoded or _text(model, 12)
-    step = tuple(offset) if offset is not None else _step(model, (37, 5, 11))
+    step = tuple(offset) if offset is not None else _safe_offset(model, (37, 5, 11))
     base = model.positions([span.input_ids], [span.position_inputs])
     moved_positions = base + torch.tensor(step)[:, None]
     try:
@@ -88,14 +88,14 @@ def prove_relocation(
     rounding = _rounding(model, base_kv, moved_kv)
     turned_kv = kv_map(base_kv, torch.clone)
     serve(turned_kv, base_kv, None, model.layout, step, phased_only=True)
-    whole = _serve(model, base_kv, None, step)
+    whole = _write_span(model, base_kv, None, step)
     return _worst(off for kv in (whole, turned_kv) for off in compare_kv(kv, moved_kv, step, rounding))
 
 
 def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorProof:
     """Restore a conditioned prefill from the canonical and a full-rank patch, at a third place."""
     antecedent, span = _text(model, 10, seed=5), _text(model, 12)
-    step = tuple(offset) if offset is not None else _step(model, (23, 3, 7))
+    step = tuple(offset) if offset is not None else _safe_offset(model, (23, 3, 7))
     whole = model.positions([antecedent.input_ids, span.input_ids], [{}, {}])
     canonical_positions = model.positions([span.input_ids], [{}])
     a, b = whole[:, : antecedent.num_tokens], whole[:, antecedent.num_tokens :]
@@ -110,7 +110,9 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     reprefill, _ = forwards.run(model, span, b + shift, cache)
     far_offset = tuple(x + y for x, y in zip(patch_offset, step, strict=True))
     rounding = _rounding(model, conditioned_kv, reprefill)
-    return _worst(compare_kv(_serve(model, canonical, patch, far_offset), reprefill, far_offset, rounding))
+    return _worst(
+        compare_kv(_write_span(model, canonical, patch, far_offset), reprefill, far_offset, rounding)
+    )
 
 
 def prove_moves(model: Model) -> OperatorProof:
@@ -123,7 +125,7 @@ def prove_moves(model: Model) -> OperatorProof:
     kvs = [forwards.run(model, text, model.positions([text.input_ids], [{}]))[0] for text in texts]
     other, _ = forwards.run(model, texts[1], model.positions([texts[1].input_ids], [{}]) + 1)
     patch = form_patch(other, kvs[1], layout, zero, None).patch
-    near, far = _step(model, (9, 9, 9)), _step(model, (31, 13, 17))
+    near, far = _safe_offset(model, (9, 9, 9)), _safe_offset(model, (31, 13, 17))
     first, last = Span(kvs[0], None, zero), Span(kvs[2], None, far)
     near_span, far_span = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
     live, proofs = LiveCache(model), list[OperatorProof]()
@@ -140,7 +142,7 @@ def prove_moves(model: Model) -> OperatorProof:
     return _worst(proofs)
 
 
-def _serve(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
+def _write_span(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
     """A span written whole by the serving kernels."""
     into = kv_map(source, torch.empty_like)
     serve(into, source, patch, model.layout, offset)
@@ -161,7 +163,7 @@ def prove_cuts(model: Model) -> OperatorProof:
     cuts = (0, 9, 15, 16)
     whole, _ = forwards.run(model, span, positions)
     try:
-        cache, pieces = forwards.cache(model, []), []
+        cache, pieces = forwards.make_cache(model, []), []
         for start, stop in pairwise(cuts):
             piece = Encoded(span.input_ids[start:stop], {}, {})
             kv, cache = forwards.run(model, piece, positions[:, start:stop], cache)
@@ -170,7 +172,7 @@ def prove_cuts(model: Model) -> OperatorProof:
         return OperatorProof(math.inf, str(error), 0.0, cuts)
     proof = _worst(compare_kv(kv_concat(pieces), whole, cuts, _cut_tolerances(whole)))
     for name, module in _linear_kinds(model.model):
-        row_error = _apart_by_rows(model, module)
+        row_error = _row_mixing_error(model, module)
         if not row_error <= max(proof.error, _ROWS):
             proof = OperatorProof(row_error, name, _ROWS, cuts)
     return proof
@@ -183,7 +185,7 @@ def _cut_tolerances(kv: KV) -> Sequence[float]:
     return [1e-4 if precise else _ROWS if i == first else math.inf for i in range(len(kv))]
 
 
-def without_reuse(cuts: OperatorProof, kind: str) -> str:
+def why_no_reuse(cuts: OperatorProof, kind: str) -> str:
     """Why no KV of a model of this ``kind`` can be used again, by what `prove_cuts` found; "" if it can."""
     if cuts.holds:
         return ""
@@ -195,7 +197,7 @@ def without_reuse(cuts: OperatorProof, kind: str) -> str:
     )
 
 
-def without_rows(model: Model) -> str:
+def why_no_rows(model: Model) -> str:
     """Why answers of a model are decoded one after another; "" if they may be rows of one forward.
 
     Two texts of unlike length go on by a token each, alone and side by side.
@@ -241,7 +243,7 @@ def _linear_kinds(model: nn.Module) -> list[tuple[str, Any]]:
     return list(kinds.values())
 
 
-def _apart_by_rows(model: Model, module: Any) -> float:
+def _row_mixing_error(model: Model, module: Any) -> float:
     """Largest relative error of a row beside one a hundred times as large; 0 if the module takes no rows."""
     weight = getattr(module, "weight", None)
     weight = weight if isinstance(weight, torch.Tensor) and weight.is_floating_point() else None
@@ -261,7 +263,7 @@ def _apart_by_rows(model: Model, module: Any) -> float:
     return float(max(errors))
 
 
-def _step(model: Model, offset: tuple[int, int, int]) -> tuple[int, ...]:
+def _safe_offset(model: Model, offset: tuple[int, int, int]) -> tuple[int, ...]:
     """An offset that stays below the model's position limit."""
     room = offset[0] if model.limits.below is None else max(1, model.limits.below - 24)
     return tuple(min(w, room) for w in offset[: model.axes])

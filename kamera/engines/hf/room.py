@@ -62,7 +62,7 @@ class CacheRoom:
         self.spans = (*self.spans, *(Span(kv, None, zero_offset) for kv in kvs))
         return tuple(kvs)
 
-    def clear(self, regions: Sequence[tuple[int, int]], stays: Container[int] = ()) -> None:
+    def copy_out_regions(self, regions: Sequence[tuple[int, int]], stays: Container[int] = ()) -> None:
         """Before ``regions`` (start, stop) are overwritten, copy out what stands in them and nowhere else.
 
         ``stays`` are ids of KV that needs none. ``lock`` is held.
@@ -70,7 +70,7 @@ class CacheRoom:
         for kv in [kv for kv in self.only_here if id(kv) not in stays]:
             start = kv.where.place
             if any([start < stop and first < start + kv.tokens for first, stop in regions]):
-                kv.leave()
+                kv.copy_out()
 
 
 class _Where(NamedTuple):
@@ -106,9 +106,9 @@ class RoomKV(Blocks[torch.Tensor]):
                 return where.own
             with where.room.lock:
                 if self.where.room is where.room:
-                    return kv_copy(self.here()).parts
+                    return kv_copy(self.room_views()).parts
 
-    def here(self) -> KV:
+    def room_views(self) -> KV:
         """Views of the room, and what it holds itself; the room's ``lock`` is held while they are used."""
         room, place, own = self.where
         if room is None:
@@ -117,7 +117,7 @@ class RoomKV(Blocks[torch.Tensor]):
         parts = [{**block, **own_block} for block, own_block in zip(room_kv.parts, own, strict=True)]
         return Blocks(parts, self.groups)
 
-    def leave(self, channels: frozenset[str] | None = None) -> None:
+    def copy_out(self, channels: frozenset[str] | None = None) -> None:
         """Copy these channels out of the room, whose ``lock`` is held.
 
         None: all of them, and it stands there no more.
@@ -133,7 +133,7 @@ class RoomKV(Blocks[torch.Tensor]):
             room.only_here.discard(self)
         self.where = _Where(None if channels is None else room, place, tuple(own_blocks))
 
-    def holds(self, channels: frozenset[str]) -> bool:
+    def has_own(self, channels: frozenset[str]) -> bool:
         """True if it holds these channels itself, as far as its blocks have them."""
         where = self.where
         if where.room is None or not channels:
@@ -141,8 +141,8 @@ class RoomKV(Blocks[torch.Tensor]):
         block_channels = [channels & block.keys() for block in where.room.kv.parts]
         return all([own.keys() >= names for own, names in zip(where.own, block_channels, strict=True)])
 
-    def stand(self, room: CacheRoom, place: int, keeps: frozenset[str]) -> None:
-        """It stands at ``place`` of ``room``, but for the channels ``keeps``, which it `holds` itself.
+    def set_place(self, room: CacheRoom, place: int, keeps: frozenset[str]) -> None:
+        """It stands at ``place`` of ``room``, but for the channels ``keeps``, which it `has_own` itself.
 
         The ``lock`` of both rooms is held.
         """

@@ -45,7 +45,7 @@ def sample(
         refuse_undivided(model, part.encoded)
         part_rows = torch.arange(length) if part.completion is None else part.completion.rows
         rows.append(start + part_rows)
-        encoded.append(take(part.encoded, part_rows))
+        encoded.append(encoding_rows(part.encoded, part_rows))
         positions.append(part.positions[:, part_rows])
     whole = join_spans(model, encoded, positions)
     if whole is None:
@@ -89,7 +89,7 @@ def refuse_undivided(model: Model, encoded: Encoded) -> None:
             )
 
 
-def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
+def encoding_rows(encoded: Encoded, rows: torch.Tensor) -> Encoded:
     """The rows' share of an encoding that divides into tokens."""
     tensors: dict[str, torch.Tensor] = {}
     picture_mask = encoded.tensors.get(SEEN)

@@ -121,7 +121,7 @@ class Reader:
             return [self.value(v) for v in value]
         return self._visit(value)
 
-    def rest(self) -> Iterator[list[Any]]:
+    def code_of_seen(self) -> Iterator[list[Any]]:
         """What the functions met read of their modules, and the code of the classes met.
 
         Of a class what counts is what code that was met may use: what bears a name in it.
@@ -153,14 +153,14 @@ class Reader:
                 if not (is_librarys(base) or base.__module__.startswith("transformers.")):
                     self.foreign.append(name_of(base))
                 self._classes[base] = whole
-                self.watch.space(vars(base))
+                self.watch.watch_space(vars(base))
         return name_of(cls)
 
     def departures(self, function: Any, is_own: Callable[[FunctionType], bool]) -> Any:
         """What a function is and reads, other than ``is_own`` and libraries' own; None for nothing."""
         if not isinstance(function, FunctionType):
             return None if function is None else self.value(function)
-        self.watch.function(function)
+        self.watch.watch_function(function)
         if not is_own(function):
             return self.value(function)
         texts = []
@@ -168,7 +168,7 @@ class Reader:
             self.watch.watch_name(space, name)
             value = space[name]
             if isinstance(value, FunctionType):
-                self.watch.function(value)
+                self.watch.watch_function(value)
                 if not (is_librarys(value) or is_own(value)):
                     texts.append([name, self.value(value)])
         return texts or None
@@ -200,7 +200,7 @@ class Reader:
         if isinstance(value, dict | MappingProxyType):
             return self._mapping(value)
         if isinstance(value, list | deque | set | frozenset):
-            self.watch.group(value)
+            self.watch.watch_group(value)
             texts = [self.value(v) for v in value]
             return texts if isinstance(value, list | deque) else {"set": sorted(map(str, texts))}
         if isinstance(value, functools.partial):
@@ -227,31 +227,31 @@ class Reader:
         if tensor.is_meta:
             return "meta"
         attributes = self.attributes(tensor)
-        return [content_of(tensor), attributes] if attributes else content_of(tensor)
+        return [tensor_content(tensor), attributes] if attributes else tensor_content(tensor)
 
     def attributes(self, tensor: torch.Tensor) -> Any:
         """What a tensor carries beside its content, such as the state of a quantiser; None for nothing."""
         attributes = getattr(tensor, "__dict__", {})
         if not attributes or hasattr(tensor, "__tensor_flatten__"):
             return None
-        self.watch.space(attributes, _OF_TENSORS)
+        self.watch.watch_space(attributes, _OF_TENSORS)
         texts = [[n, self.value(v)] for n, v in sorted(attributes.items()) if n not in _OF_TENSORS]
         return texts or None
 
     def _array(self, array: np.ndarray) -> Any:
         if array.dtype.hasobject:
             return [self.value(v) for v in array.flat]
-        self.watch.array(array)
+        self.watch.watch_array(array)
         return digest("kamera.array.v1", str(array.dtype), str(array.shape), array.tobytes())
 
     def _mapping(self, mapping: Mapping[Any, Any]) -> Any:
-        self.watch.space(mapping)
+        self.watch.watch_space(mapping)
         items = dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
         pairs = [[str(k), self.value(v)] for k, v in items]
         return {"dict": sorted(pairs, key=itemgetter(0))}
 
     def _function(self, function: FunctionType) -> Any:
-        self.watch.function(function)
+        self.watch.watch_function(function)
         cells = [content_of_cell(c) for c in function.__closure__ or ()]
         if is_librarys(function):
             closure = [self.value(c) for c in cells if isinstance(c, FunctionType | MethodType | nn.Module)]
@@ -270,7 +270,7 @@ class Reader:
             value = space[name]
             self.watch.watch_name(space, name)
             if isinstance(value, FunctionType):
-                self.watch.function(value)
+                self.watch.watch_function(value)
             if not self._is_given(value):
                 texts.append([name, self.value(value)])
         return texts
@@ -298,7 +298,7 @@ class Reader:
         else:
             text = [name_of(kind), self._inner(value)]
         if slots:
-            self.watch.slots(value, slots)
+            self.watch.watch_slots(value, slots)
             text.append([[n, self.value(getattr(value, n, None))] for n in slots])
         return text
 
@@ -337,7 +337,7 @@ class Reader:
             attribute = attribute.func
         for function in attribute if isinstance(attribute, list) else [attribute]:
             if isinstance(function, FunctionType):
-                self.watch.function(function)
+                self.watch.watch_function(function)
         if isinstance(attribute, FunctionType):
             return self.departures(attribute, is_librarys)
         if isinstance(attribute, list):
@@ -354,11 +354,13 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from parts_of(getattr(tensor, name))
 
 
-def content_of(tensor: torch.Tensor) -> str:
+def tensor_content(tensor: torch.Tensor) -> str:
     """`tensor_digest`, also of a tensor that consists of others, is in affine codes, or is not strided."""
     if hasattr(tensor, "__tensor_flatten__"):
         facts = repr(tensor.__tensor_flatten__()[1])
-        return digest("kamera.packed.v1", name_of(type(tensor)), facts, *map(content_of, parts_of(tensor)))
+        return digest(
+            "kamera.packed.v1", name_of(type(tensor)), facts, *map(tensor_content, parts_of(tensor))
+        )
     if tensor.is_quantized:
         axis = tensor.qscheme() in (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
         scales = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()) if axis else ()

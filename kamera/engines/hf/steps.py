@@ -24,7 +24,7 @@ from kamera.engines.hf import forwards
 from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.hooks import is_probe
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.prove import without_rows
+from kamera.engines.hf.prove import why_no_rows
 from kamera.engines.precedence import is_later
 
 ROWS = 16
@@ -53,7 +53,7 @@ class AnswerRow:
 
     def begin(self) -> None:
         """It has its first logits: the others wait for its first step."""
-        self.comes, self.logits_time = not self.steps.apart, time.monotonic()
+        self.comes, self.logits_time = not self.steps.runs_alone, time.monotonic()
 
     @property
     def is_away(self) -> bool:
@@ -78,10 +78,10 @@ class Steps:
     def __init__(self, model: Model, rows: int = ROWS, live_bytes: int = LIVE_BYTES) -> None:
         self._model = model
         self._most, self._most_tokens = rows, max(1, live_bytes // max(1, model.facts.bytes_per_token))
-        self._begin()
-        forks.bind(self, Steps._begin)
+        self._reset()
+        forks.call_in_child(self, Steps._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._change = threading.Condition()
         self._rows: list[AnswerRow] = []
         self._waiting_rows: deque[AnswerRow] = deque()
@@ -92,20 +92,25 @@ class Steps:
         self._is_proving = False
 
     @property
-    def serial(self) -> str:
+    def why_serial(self) -> str:
         """Why answers that several threads decode at once share no forwards; "" if they do.
 
         Proved on a few tokens when it is asked first, or when two answers first meet.
         """
         if self._reason is None:
-            self._reason = without_rows(self._model)
+            self._reason = why_no_rows(self._model)
         return self._reason
 
     @property
-    def apart(self) -> bool:
+    def runs_alone(self) -> bool:
         """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
         device = input_device(self._model.model)
-        if is_later() or is_probe() or self._model.turns.mine or torch.is_autocast_enabled(device.type):
+        if (
+            is_later()
+            or is_probe()
+            or self._model.turns.holds_model
+            or torch.is_autocast_enabled(device.type)
+        ):
             return True
         return device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(
             device
@@ -119,7 +124,7 @@ class Steps:
         as a streamer that asks a question of its own.
         """
         row = AnswerRow(self, tokens)
-        if self.apart:
+        if self.runs_alone:
             yield row
             return
         with self._change:
@@ -141,13 +146,13 @@ class Steps:
 
     def step(self, row: AnswerRow) -> torch.Tensor:
         """As `AnswerRow.step`."""
-        if len(self._rows) < 2 or self.apart or self._is_serial():
+        if len(self._rows) < 2 or self.runs_alone or self._is_serial():
             return self._forward([row])[0]
         with self._change:
             row.outcome, row.comes, arrival = None, False, time.monotonic()
             self._asking_rows.append(row)
             self._change.notify_all()
-            while row.outcome is None and not self._begins(arrival):
+            while row.outcome is None and not self._is_step_due(arrival):
                 self._change.wait(None if self._running_rows else self._seconds_left(arrival))
             rows = [] if row.outcome is not None else self._take()
         if rows:
@@ -176,14 +181,14 @@ class Steps:
                 if self._is_proving:
                     return True
                 self._is_proving = True
-        return bool(self.serial)
+        return bool(self.why_serial)
 
     def _seconds_left(self, arrival: float) -> float:
         """Seconds that one who came at ``arrival`` waits on for the others."""
         patience = max(_LEAST, _PATIENCE * self._seconds)
         return max(0.0, max(arrival, self._end_time) + patience - time.monotonic())
 
-    def _begins(self, arrival: float) -> bool:
+    def _is_step_due(self, arrival: float) -> bool:
         if self._running_rows:
             return False
         return not any(row.comes for row in self._rows) or not self._seconds_left(arrival)

@@ -40,7 +40,7 @@ class Watch:
         self._arrays: dict[int, np.ndarray] = {}
         self.note()
 
-    def space(self, space: Mapping[Any, Any], left_out: frozenset[str] = frozenset()) -> None:
+    def watch_space(self, space: Mapping[Any, Any], left_out: frozenset[str] = frozenset()) -> None:
         """Watch all names of a namespace or dict but those in ``left_out``."""
         self._spaces.setdefault(id(space), (space, left_out))
 
@@ -48,21 +48,21 @@ class Watch:
         """Watch one name of a namespace."""
         self._places.setdefault((id(space), name), (space, name))
 
-    def group(self, group: Iterable[Any]) -> None:
+    def watch_group(self, group: Iterable[Any]) -> None:
         """Watch the members of a list, set or deque."""
         self._groups.setdefault(id(group), group)
 
-    def slots(self, holder: Any, names: tuple[str, ...]) -> None:
+    def watch_slots(self, holder: Any, names: tuple[str, ...]) -> None:
         """Watch attributes that are in no namespace."""
         self._slots.setdefault(id(holder), (holder, names))
 
-    def function(self, function: FunctionType) -> None:
+    def watch_function(self, function: FunctionType) -> None:
         """Watch code, defaults and closure of a function."""
         self._functions.setdefault(id(function), function)
         for cell in function.__closure__ or ():
             self._cells.setdefault(id(cell), cell)
 
-    def array(self, array: np.ndarray) -> None:
+    def watch_array(self, array: np.ndarray) -> None:
         """Watch the content of an array."""
         self._arrays.setdefault(id(array), array)
 

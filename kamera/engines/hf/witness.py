@@ -96,7 +96,7 @@ class Witness:
         self._tree = Watch()
         for module, state in zip(self._modules, self._states, strict=True):
             for part in _parts(state):  # but the frequencies that forwards choose
-                self._tree.space(part, frozenset(n for n in part if not binds_buffer(module, n)))
+                self._tree.watch_space(part, frozenset(n for n in part if not binds_buffer(module, n)))
         self._tree.note()
         self._samples = _Samples(t for t in self._tree.inside if isinstance(t, torch.Tensor))
         self._choosers = [m for m in self._modules if chooses_frequencies(m)]

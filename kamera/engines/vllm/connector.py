@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.model_executor.models.utils import extract_layer_index
 
 from kamera.engines.vllm.counts import Counts
-from kamera.engines.vllm.harvest import Harvester, Ripe
+from kamera.engines.vllm.harvest import HarvestChunk, Harvester
 from kamera.engines.vllm.identity import EngineIdentity, check_version
 from kamera.engines.vllm.known import Least
 from kamera.engines.vllm.layout import layout_of
@@ -48,7 +48,7 @@ class EngineStep(KVConnectorMetadata):
     """What the workers do in one step."""
 
     loads: tuple[PageLoad, ...] = ()
-    harvests: tuple[Ripe, ...] = ()
+    harvests: tuple[HarvestChunk, ...] = ()
 
 
 class KameraConnector(KVConnectorBase_V1):

@@ -21,14 +21,14 @@ from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import KV, Layout, PatchBudget, deficit, digest, kv_bytes, uniform_offset
-from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, PatchRecord, survivor
+from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, PatchRecord, survivor_id
 from kamera.trust import at_least, guarantee_named
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Ripe:
+class HarvestChunk:
     """A chunk whose KV stands in the pages ``block_ids`` of a request: tokens ``ids`` from ``start`` on.
 
     ``row`` is the object that comes of it: an anchor, a canonical right behind that, or behind others an
@@ -45,19 +45,19 @@ class Ripe:
     media: tuple[str, ...] = ()
 
 
-def names_of(recipe: Recipe, supplied: int) -> tuple[str, ...]:
+def part_names(recipe: Recipe, supplied: int) -> tuple[str, ...]:
     """Each part as an antecedent of those behind it; all but the first ``supplied`` are computed."""
     names: tuple[str, ...] = ()
     for i, part in enumerate(recipe.parts):
-        names = (*names, name_behind(part.chunk_id, part.antecedents if i < supplied else names, names))
+        names = (*names, antecedent_name(part.chunk_id, part.antecedents if i < supplied else names, names))
     return names
 
 
-def name_behind(chunk_id: str, antecedents: tuple[str, ...], names: tuple[str, ...]) -> str:
+def antecedent_name(chunk_id: str, antecedents: tuple[str, ...], names: tuple[str, ...]) -> str:
     """A chunk conditioned on ``antecedents``, as an antecedent of what follows; ``names`` stand before it."""
     if antecedents == names:
         return chunk_id
-    return survivor(chunk_id, digest("kamera.lineage.v1", *antecedents)[:32])
+    return survivor_id(chunk_id, digest("kamera.lineage.v1", *antecedents)[:32])
 
 
 class Harvester:
@@ -69,15 +69,15 @@ class Harvester:
 
     def __init__(self, stores: Stores, layout: Layout, budget: PatchBudget, limit: int) -> None:
         self._stores, self._layout, self._budget, self._limit = stores, layout, budget, limit
-        self._arrivals: queue.SimpleQueue[tuple[Ripe, KV] | None] = queue.SimpleQueue()
-        self._queue: OrderedDict[tuple[Context, str], tuple[Ripe, KV]] = OrderedDict()
+        self._arrivals: queue.SimpleQueue[tuple[HarvestChunk, KV] | None] = queue.SimpleQueue()
+        self._queue: OrderedDict[tuple[Context, str], tuple[HarvestChunk, KV]] = OrderedDict()
         self._bytes = self._queue_bytes = 0
         self._lock = threading.Lock()
         self.counts = Counts()
         self._thread = threading.Thread(target=self._work, name="kamera-harvest", daemon=True)
         self._thread.start()
 
-    def take(self, ripe: Ripe, kv: KV) -> None:
+    def take(self, ripe: HarvestChunk, kv: KV) -> None:
         """Make what can be made of KV that was read; returns at once. Over the bound it is dropped."""
         size = kv_bytes(kv)
         with self._lock:
@@ -104,7 +104,7 @@ class Harvester:
             with self._lock:
                 self._bytes -= kv_bytes(kv)
 
-    def _make(self, ripe: Ripe, kv: KV) -> None:
+    def _make(self, ripe: HarvestChunk, kv: KV) -> None:
         """Store what follows from a chunk's KV, or keep it until its canonical comes."""
         row, chunk = ripe.row, (ripe.row.context, ripe.row.chunk_id)
         store = self._stores.of(row.context.tenant)
@@ -121,13 +121,13 @@ class Harvester:
                 for _, oldest in self._leave(next(iter(self._queue))):
                     self.counts.add("dropped_bytes", "waiting", kv_bytes(oldest))
 
-    def _leave(self, chunk: tuple[Context, str]) -> list[tuple[Ripe, KV]]:
+    def _leave(self, chunk: tuple[Context, str]) -> list[tuple[HarvestChunk, KV]]:
         """The KV of a chunk that waits no longer; empty for none."""
         pairs = [self._queue.pop(chunk)] if chunk in self._queue else []
         self._queue_bytes -= sum(kv_bytes(kv) for _, kv in pairs)
         return pairs
 
-    def _patch(self, store: ChunkStore, ripe: Ripe, kv: KV) -> bool:
+    def _patch(self, store: ChunkStore, ripe: HarvestChunk, kv: KV) -> bool:
         """Store a chunk's patch. False without its canonical."""
         row, guarantee = ripe.row, guarantee_named(ripe.row.formed)
         canonical = store.get_canonical(row.context, row.chunk_id)
@@ -153,7 +153,7 @@ class Harvester:
         self.counts.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
 
 
-def _canonical(ripe: Ripe, kv: KV) -> CanonicalRecord:
+def _canonical(ripe: HarvestChunk, kv: KV) -> CanonicalRecord:
     row, ids = ripe.row, torch.tensor(ripe.ids, dtype=torch.int64)
     # with every rotary layout that the connector takes, a text goes on behind the highest position
     advance = (int(ripe.positions.max()) + 1 - ripe.positions.amin(1)).tolist()

@@ -17,7 +17,7 @@ import numpy as np
 
 from kamera.engines.recipe import Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
-from kamera.engines.vllm.harvest import name_behind
+from kamera.engines.vllm.harvest import antecedent_name
 from kamera.ops import PatchBudget, ids_digest
 from kamera.store import OPENING, Context, ObjectInfo, chunks_of
 from kamera.trust import Guarantee, at_least, guarantee_named, weakest
@@ -32,7 +32,7 @@ _ORDERS = 32
 """How many patches of a chunk behind one neighbour are searched for a survivor's: the newest ones."""
 
 
-class _Behind:
+class _AnchorTable:
     """The chunks that are stored behind one anchor, and their patches, which have to meet the ``budget``."""
 
     def __init__(self, context: Context, budget: PatchBudget) -> None:
@@ -77,7 +77,7 @@ class _Behind:
                 )
             )  # fmt: skip
             at = tuple(map(add, at, outline.advance))
-            front, names = (*front, row.chunk_id), (*names, name_behind(row.chunk_id, antecedents, names))
+            front, names = (*front, row.chunk_id), (*names, antecedent_name(row.chunk_id, antecedents, names))
             worth = weakest((worth, guarantee))
         return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts))
 
@@ -90,7 +90,7 @@ class _Behind:
         least: Least,
     ) -> tuple[Guarantee, RowKey | None]:
         """The patch of a chunk behind the chunks ``front``, named ``names`` and worth ``worth``; or None."""
-        for guarantee, antecedents, floor in self._tries(row.chunk_id, front, names, worth, least):
+        for guarantee, antecedents, floor in self._serving_choices(row.chunk_id, front, names, worth, least):
             key, budget = self.patches.get((row.chunk_id, antecedents), (None, None))
             if key is None or budget is None or not at_least(guarantee_named(key.formed), floor):
                 continue
@@ -98,7 +98,7 @@ class _Behind:
                 return guarantee, key
         return "exact", None
 
-    def _tries(
+    def _serving_choices(
         self, chunk_id: str, front: tuple[str, ...], names: tuple[str, ...], worth: Guarantee, least: Least
     ) -> Iterator[tuple[Guarantee, tuple[str, ...], Guarantee]]:
         """What a chunk may be served as, a patch's antecedents, and what it is formed behind at least."""
@@ -121,7 +121,7 @@ class KnownPrompts:
 
     def __init__(self, budget: PatchBudget, rows: Iterable[ObjectInfo] = ()) -> None:
         self._budget = budget
-        self._tables: dict[tuple[str, str], _Behind] = {}
+        self._tables: dict[tuple[str, str], _AnchorTable] = {}
         self._lengths: dict[tuple[str, tuple[int, ...]], set[int]] = defaultdict(set)
         self.rows = 0
         for row in rows:
@@ -130,10 +130,10 @@ class KnownPrompts:
     def add(self, row: ObjectInfo) -> None:
         """Know a row; one of a kind that nothing is recognised by is left out."""
         own = row.context
-        if not useful(row):
+        if not is_recognisable(row):
             return
         plain = Context(own.fingerprint, own.anchor, own.tenant)
-        table = self._tables.setdefault((own.fingerprint, own.anchor), _Behind(plain, self._budget))
+        table = self._tables.setdefault((own.fingerprint, own.anchor), _AnchorTable(plain, self._budget))
         table.add(row)
         self.rows += 1
         if row.kind == "anchor" and row.outline is not None:
@@ -157,7 +157,7 @@ class KnownPrompts:
         return None
 
 
-def useful(row: ObjectInfo) -> bool:
+def is_recognisable(row: ObjectInfo) -> bool:
     """True for a row by which a prompt may be recognised: not for a patch that was asked and failed."""
     proof = row.proof
     if proof is not None and not proof.undecided and not proof.holds_at(_TOLERANCE):

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kamera.engines.vllm.known import KnownPrompts, Least, useful
+from kamera.engines.vllm.known import KnownPrompts, Least, is_recognisable
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
 from kamera.ops import PatchBudget
@@ -116,7 +116,7 @@ class PromptTables:
         """In a thread of its own: the rows behind the ``last`` of ``count``, or a table of all."""
         start = time.perf_counter()
         try:
-            with self._stores.another(tenant) as store:
+            with self._stores.open_another(tenant) as store:
                 new = store.ls(offset=count - 1) if count else []
                 if new and new[0].key == last and len(new) <= _FEW:  # nothing before it has left
                     look = _Look(None, new[1:], count + len(new) - 1, new[-1].key)
@@ -129,6 +129,6 @@ class PromptTables:
 
     def _whole(self, rows: list[ObjectInfo]) -> _Look:
         anchors = [row for row in rows if row.kind == "anchor"]
-        others = [row for row in rows if row.kind != "anchor" and useful(row)]
+        others = [row for row in rows if row.kind != "anchor" and is_recognisable(row)]
         table = KnownPrompts(self._budget, [*anchors, *others[-_ROWS // 2 :]])
         return _Look(table, [], len(rows), rows[-1].key if rows else "")

@@ -13,7 +13,7 @@ import torch
 from kamera.engines.recipe import Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder
 from kamera.engines.vllm.counts import Counts, origins
-from kamera.engines.vllm.harvest import Ripe, names_of
+from kamera.engines.vllm.harvest import HarvestChunk, part_names
 from kamera.engines.vllm.identity import EngineIdentity
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
@@ -76,7 +76,7 @@ class SchedulerSide:
             ids = request.prompt_token_ids or ()
             recipe = recipe_of(request.kv_transfer_params, ids, request.cache_salt or "", fingerprint)
             if recipe is None:
-                self._plain(request, fingerprint, local)
+                self._note_plain_request(request, fingerprint, local)
                 return
             reason = "place"
             self._admit(request, recipe)
@@ -119,13 +119,13 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         return loads
 
-    def take_harvests(self, scheduled: Mapping[str, int], pages: Any) -> tuple[Ripe, ...]:
+    def take_harvests(self, scheduled: Mapping[str, int], pages: Any) -> tuple[HarvestChunk, ...]:
         """What is read back after this step, in which ``scheduled`` tokens of requests are computed.
 
         ``pages`` is vLLM's cache manager. A request of which a load failed leaves nothing: which of its
         pages were shared with others is not known here.
         """
-        chunks = list[Ripe]()
+        chunks = list[HarvestChunk]()
         for request_id, tokens in scheduled.items():
             entry = self._requests.get(request_id)
             if entry is None or entry.is_harvested or entry.has_failed or not self.harvests:
@@ -133,7 +133,7 @@ class SchedulerSide:
             if entry.request.num_computed_tokens + tokens >= len(entry.recipe.ids):
                 entry.is_harvested = True
                 (block_ids,) = pages.get_block_ids(request_id)
-                chunks += _ripe(entry, tuple(block_ids))
+                chunks += _harvestable_chunks(entry, tuple(block_ids))
         return tuple(chunks)
 
     def count_loaded(self, request_ids: Collection[str]) -> None:
@@ -171,7 +171,7 @@ class SchedulerSide:
         if recipe.salt != recipe.context.tenant:
             salt(request, recipe.salt)
 
-    def _plain(self, request: Any, fingerprint: str, local: int) -> None:
+    def _note_plain_request(self, request: Any, fingerprint: str, local: int) -> None:
         """A request without a recipe: one whose prompt is to be computed for its own sake is left alone."""
         if self.tables is None or request.skip_reading_prefix_cache or request.resumable:
             return
@@ -195,15 +195,15 @@ class SchedulerSide:
         return True
 
 
-def _ripe(entry: _Request, pages: tuple[int, ...]) -> list[Ripe]:
+def _harvestable_chunks(entry: _Request, pages: tuple[int, ...]) -> list[HarvestChunk]:
     """The chunks of a request in ``pages`` that vLLM computed, if they are what their ids say."""
     recipe, stop = entry.recipe, entry.local if entry.load is None else entry.load.stop
     count = sum(part.stop <= stop for part in recipe.leading.parts)
-    names, chunks = names_of(recipe, count), list[Ripe]()
+    names, chunks = part_names(recipe, count), list[HarvestChunk]()
     own, length, positions = recipe.context, len(recipe.anchor_ids), entry.positions
     if stop < length:
         row = RowKey.of(own, "anchor", own.anchor)
-        chunks.append(Ripe(row, recipe.anchor_ids, 0, positions[:, :length], pages))
+        chunks.append(HarvestChunk(row, recipe.anchor_ids, 0, positions[:, :length], pages))
     for i, part in enumerate(recipe.parts[count:], count):
         if part.start < stop or (inputs := _inputs(entry.request, recipe, part)) is None:
             continue
@@ -211,7 +211,7 @@ def _ripe(entry: _Request, pages: tuple[int, ...]) -> list[Ripe]:
         guarantee = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > count else [])])
         row = RowKey.of(own, "exact" if i else "canonical", part.chunk_id, names[:i], "", guarantee)
         places = positions[:, part.start : part.stop]
-        chunks.append(Ripe(row, part.ids, part.start, places, pages, *inputs))
+        chunks.append(HarvestChunk(row, part.ids, part.start, places, pages, *inputs))
     return chunks
 
 

@@ -20,7 +20,7 @@ import torch
 from kamera.engines.recipe import Recipe
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, KameraError
-from kamera.store import present
+from kamera.store import stored_keys
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +86,11 @@ class SaltedBlocks:
         """The hashes of blocks that have become full, as `Request.update_block_hashes` asks for them."""
         hashes, request.block_hashes = request.block_hashes, self._plain
         try:
-            return self.under(self._hasher(request))
+            return self.salt_hashes(self._hasher(request))
         finally:
             request.block_hashes = hashes
 
-    def under(self, hashes: Sequence[bytes]) -> list[bytes]:
+    def salt_hashes(self, hashes: Sequence[bytes]) -> list[bytes]:
         """vLLM's next ``hashes``, salted."""
         self._plain += hashes
         return [hashlib.blake2b(h, key=self._salt, digest_size=len(h)).digest() for h in hashes]
@@ -100,7 +100,7 @@ def salt(request: Any, text: str) -> None:
     """Keep the pages of a request apart from all requests but those that are salted with the same text."""
     if request._block_hasher is not None:  # else there is no prefix cache
         request._block_hasher = blocks = SaltedBlocks(request._block_hasher, text)
-        request.block_hashes[:] = blocks.under(request.block_hashes)
+        request.block_hashes[:] = blocks.salt_hashes(request.block_hashes)
 
 
 class StoredRows:
@@ -150,7 +150,9 @@ class StoredRows:
         with self._lock:
             new_keys = {*chain.from_iterable(keys)} - self._stored_keys
         try:
-            present_keys = present(self._stores.of(recipe.context.tenant), new_keys) if new_keys else set()
+            present_keys = (
+                stored_keys(self._stores.of(recipe.context.tenant), new_keys) if new_keys else set()
+            )
         except KameraError as error:
             logger.warning("stored rows were not looked up: %s", error)
             return -1

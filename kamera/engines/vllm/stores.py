@@ -30,10 +30,10 @@ class Stores:
         """The store of a tenant. Raises as `ChunkStore.open`."""
         with self._lock:
             if tenant not in self._open:
-                self._open[tenant] = self.another(tenant)
+                self._open[tenant] = self.open_another(tenant)
             return self._open[tenant]
 
-    def another(self, tenant: str) -> ChunkStore:
+    def open_another(self, tenant: str) -> ChunkStore:
         """A store of a tenant for one look, to be closed by the caller: it may hold nothing of them."""
         return ChunkStore.open(self.url, tenant=tenant, **self._options)
 

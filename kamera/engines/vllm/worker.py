@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.engines.materials import read_anchor, read_part
-from kamera.engines.vllm.harvest import Harvester, Ripe
+from kamera.engines.vllm.harvest import HarvestChunk, Harvester
 from kamera.engines.vllm.layout import EngineLayout
 from kamera.engines.vllm.pages import EnginePages
 from kamera.engines.vllm.serving import PageLoad
@@ -50,7 +50,7 @@ class WorkerSide:
         self._ended_ids, self._failed_ids = set(), set()
         return ids
 
-    def harvest(self, chunks: Sequence[Ripe]) -> None:
+    def harvest(self, chunks: Sequence[HarvestChunk]) -> None:
         """Copy what was computed out of the pages, for the harvester, which the first worker has."""
         for ripe in chunks:
             slots = self.pages.slots(ripe.block_ids, ripe.start, ripe.start + len(ripe.ids))

@@ -10,10 +10,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from kamera.errors import TaskDataError
-from kamera.eval.reuse.item import LEAST, Item, context
+from kamera.eval.reuse.item import LEAST, Item, context_parts
 from kamera.eval.reuse.sources import NAMES, SOURCES, TESTBED, world
 from kamera.eval.reuse.traces import draw_traces
-from kamera.eval.tasks.sample import Part, Passage, Picture, Problem, TaskSample, distinct
+from kamera.eval.tasks.sample import Part, Passage, Picture, Problem, TaskSample, report_duplicates
 
 UNITS = 8
 """Frames, pages or screenshots of a window, where the set leaves the choice."""
@@ -56,10 +56,10 @@ def draw_items(
 
 def _fitting(samples: Iterator[TaskSample | Problem], problems: list[Problem]) -> Iterator[TaskSample]:
     """The samples with enough visual units; the ``problems`` are noted."""
-    for sample in distinct(samples):
+    for sample in report_duplicates(samples):
         if isinstance(sample, Problem):
             problems.append(sample)
-        elif sum(map(_is_picture, context(sample))) >= LEAST:
+        elif sum(map(_is_picture, context_parts(sample))) >= LEAST:
             yield sample
 
 
@@ -68,8 +68,8 @@ def _donors(sample: TaskSample, drawn: Sequence[TaskSample], seed: int) -> list[
     others = [other for other in drawn if other.id != sample.id]
     start = _lot(f"{seed}:{sample.id}:donors")
     turned = [others[(start + i) % len(others)] for i in range(len(others))]
-    pool = sorted((part for other in turned for part in context(other)), key=_is_picture, reverse=True)
-    needed = len(context(sample)) - 1
+    pool = sorted((part for other in turned for part in context_parts(other)), key=_is_picture, reverse=True)
+    needed = len(context_parts(sample)) - 1
     if len(pool) < needed:
         raise TaskDataError(
             f"item {sample.id} needs {needed} donors, the others hold {len(pool)}: draw more items"

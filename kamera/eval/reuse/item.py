@@ -30,7 +30,7 @@ class Item:
 
     def check(self) -> None:
         """Raise TaskDataError for an item that breaks what is promised above."""
-        window, id = context(self.sample), self.sample.id
+        window, id = context_parts(self.sample), self.sample.id
         if (seen := sum(isinstance(part, Picture) for part in window)) < LEAST:
             raise TaskDataError(f"item {id} shows {seen} visual units: at least {LEAST} belong in a window")
         ends = len(self.sample.parts), len(self.sample.parts) + len(self.sample.others)
@@ -45,6 +45,6 @@ class Item:
                 raise TaskDataError(f"item {id}, trace {name} does not end in the published window")
 
 
-def context(sample: TaskSample) -> Sequence[Part]:
+def context_parts(sample: TaskSample) -> Sequence[Part]:
     """The published window: the parts that do not arrive with the question."""
     return [part for part in sample.parts if not part.live]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kamera.eval.reuse.item import Windows, context
+from kamera.eval.reuse.item import Windows, context_parts
 from kamera.eval.tasks.sample import TaskSample
 
 TURNOVERS = (0.0, 0.5, 1.0)
@@ -39,7 +39,7 @@ def draw_traces(sample: TaskSample, seed: int) -> dict[str, Windows]:
     * ``contexts``: the last unit stood in two other windows before.
     """
     rng = np.random.default_rng([seed, zlib.crc32(sample.id.encode())])
-    window = tuple(range(len(context(sample))))
+    window = tuple(range(len(context_parts(sample))))
     *donors, filler = range(len(sample.parts), len(sample.parts) + len(sample.others))
     *others, last = window
     if len(donors) < len(others):

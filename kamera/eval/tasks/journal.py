@@ -75,7 +75,7 @@ class Journal:
             self.path.unlink(missing_ok=True)  # of a run that was killed before it had a header
             self._samples.unlink(missing_ok=True)
         header = {"form": FORM, "settings": settings, "asked": dict(asked or {})}
-        with files.published(kept, 0o666) as file:
+        with files.publish_file(kept, 0o666) as file:
             file.write(json.dumps(header, indent=2).encode() + b"\n")
 
     def missing(self, sample: TaskSample, arms: Mapping[str, Maker]) -> dict[str, Maker]:
@@ -112,7 +112,7 @@ def lock_run(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(files.locked(folder, seconds=0.0))
+            stack.enter_context(files.lock_path(folder, seconds=0.0))
         except TimeoutError as error:
             raise TaskDataError(
                 f"{folder} is being written by another run ({str(error).partition(' by ')[2]}): give each "

@@ -29,7 +29,7 @@ from kamera.eval.tasks.sample import (
     mean,
     means_by,
 )
-from kamera.eval.tasks.set_files import lacking, read_json, write_json
+from kamera.eval.tasks.set_files import missing_files, read_json, write_json
 
 CODES = {
     "T-1": ("ActionLocalization", "ActionPrediction", "ActionSequence"),
@@ -73,7 +73,7 @@ class MileBench(Task):
         for name in self.subtasks or SUBTASKS:
             if files[name].is_file():
                 yield _samples(files[name])
-        yield lacking(files, self.subtasks, root)
+        yield missing_files(files, self.subtasks, root)
 
     def max_new_tokens(self, sample: TaskSample) -> int:
         return 512

@@ -27,7 +27,7 @@ from kamera.eval.tasks.sample import (
     mean,
     means_by,
 )
-from kamera.eval.tasks.set_files import lacking, write_json, write_lines
+from kamera.eval.tasks.set_files import missing_files, write_json, write_lines
 
 SUBTASKS = (
     *("retrieval-text", "retrieval-image", "counting-text", "counting-image"),
@@ -76,7 +76,7 @@ class MMNiah(Task):
         for name, file in files.items():
             if file.is_file():
                 yield self._samples(data, name, file)
-        yield lacking(files, self.subtasks, folder)
+        yield missing_files(files, self.subtasks, folder)
 
     def _samples(self, data: Path, name: str, file: Path) -> Iterator[TaskSample | Problem]:
         images: Path | None = None

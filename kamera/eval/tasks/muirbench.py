@@ -21,7 +21,7 @@ from kamera.eval.tasks.sample import (
     interleave,
     means_by,
 )
-from kamera.eval.tasks.set_files import picture, rows, write_lines
+from kamera.eval.tasks.set_files import decode_picture, read_parquet, write_lines
 
 TASKS = (
     "Geographic Understanding",
@@ -71,7 +71,11 @@ class MuirBench(LetterTask):
         shards = sorted((data / "data").glob("test-*.parquet"))
         if not shards:
             raise TaskDataError(f"{data}: no data/test-*.parquet: give the MuirBench folder as published")
-        made = (self._sample(row, f"{shard}:row {n}") for shard in shards for n, row in rows(shard, _COLUMNS))
+        made = (
+            self._sample(row, f"{shard}:row {n}")
+            for shard in shards
+            for n, row in read_parquet(shard, _COLUMNS)
+        )
         yield (item for item in made if isinstance(item, Problem) or item.task in self.subtasks)
 
     def letter(self, response: str, sample: TaskSample) -> str | None:
@@ -105,7 +109,7 @@ class MuirBench(LetterTask):
         if bad:
             return Problem(where, bad)
         try:
-            pictures = [picture(cell) for cell in row["image_list"]]
+            pictures = [decode_picture(cell) for cell in row["image_list"]]
         except ValueError as error:
             return Problem(where, f"image_list holds {error}")
         options = tuple(row["options"])

@@ -77,7 +77,7 @@ class Results:
         return {row.arm: row for row in self.arms}[name]
 
 
-def collect(
+def results_of_run(
     task: Task,
     answered: Mapping[str, Sequence[Answered]],
     trials: Sequence[Trial],

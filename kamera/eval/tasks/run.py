@@ -13,7 +13,7 @@ from kamera.engines.hf import Backbone, HfEngine
 from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
 from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
 from kamera.eval.tasks.journal import Journal, SampleRow, lock_run
-from kamera.eval.tasks.report import Results, collect
+from kamera.eval.tasks.report import Results, results_of_run
 from kamera.eval.tasks.sample import Answered, Problem, Task
 from kamera.eval.tasks.selection import Selection, select
 from kamera.eval.tasks.shrink import Shrink
@@ -128,4 +128,4 @@ def finish(
         folder = out_dir / "predictions" / name
         folder.mkdir(parents=True, exist_ok=True)
         task.write_predictions(of_arm, folder)
-    return collect(task, answered, trials, remarks)
+    return results_of_run(task, answered, trials, remarks)

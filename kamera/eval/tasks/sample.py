@@ -180,7 +180,7 @@ class Task:
 
         Streams. Raises TaskDataError if nothing can be loaded at all (unknown layout).
         """
-        return distinct(chain.from_iterable(_first(items, limit) for items in self.files(data)))
+        return report_duplicates(chain.from_iterable(_first(items, limit) for items in self.files(data)))
 
     def files(self, data: Path) -> Iterator[Iterable[TaskSample | Problem]]:
         """Samples and problems of each annotation file."""
@@ -214,7 +214,7 @@ class Task:
         raise NotImplementedError
 
 
-def distinct(items: Iterable[TaskSample | Problem]) -> Iterator[TaskSample | Problem]:
+def report_duplicates(items: Iterable[TaskSample | Problem]) -> Iterator[TaskSample | Problem]:
     """The items; a sample with the id of an earlier one is a problem."""
     seen: set[str] = set()
     for item in items:

@@ -40,7 +40,7 @@ def find_in_set(data: Path, names: Sequence[str], of: str) -> Path:
     raise TaskDataError(f"{data}: no {names[0]} there or in data/: give the {of} folder as published")
 
 
-def lacking(files: Mapping[str, Path], chosen: Sequence[str], folder: Path) -> list[Problem]:
+def missing_files(files: Mapping[str, Path], chosen: Sequence[str], folder: Path) -> list[Problem]:
     """A problem for each of the ``chosen`` subtasks without a file; one remark on all if none was chosen."""
     absent = [name for name in chosen or files if not files[name].is_file()]
     if chosen:
@@ -60,7 +60,7 @@ def write_lines(path: Path, records: Iterable[Any]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Index (from 0) and the ``columns`` of every row, streamed.
 
     Raises TaskDataError for a file that cannot be read, for columns it lacks, and without pyarrow.
@@ -87,7 +87,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, An
         raise TaskDataError(f"{path}: not a readable parquet file ({error}): download it again") from None
 
 
-def picture(cell: Any) -> Image.Image:
+def decode_picture(cell: Any) -> Image.Image:
     """The RGB picture in a Hugging Face image cell ``{"bytes": …, "path": …}``.
 
     Raises ValueError for other contents, which it names.

@@ -15,7 +15,7 @@ from kamera.errors import TaskDataError
 from kamera.eval.tasks.clips import VideoTask
 from kamera.eval.tasks.letters import first_abcd
 from kamera.eval.tasks.sample import Answered, Cell, Problem, Summary, TaskSample, Video, mean, means_by
-from kamera.eval.tasks.set_files import rows, write_json
+from kamera.eval.tasks.set_files import read_parquet, write_json
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
 SETTINGS = ("without-subtitles", "with-subtitles")
@@ -45,7 +45,7 @@ class VideoMME(VideoTask):
         yield self._samples(data, table)
 
     def _samples(self, data: Path, table: Path) -> Iterator[TaskSample | Problem]:
-        for number, row in rows(table, (*_TEXTS, "options")):
+        for number, row in read_parquet(table, (*_TEXTS, "options")):
             where = f"{table}:row {number}"
             if bad := _row_error(row):
                 yield Problem(where, bad)

@@ -7,7 +7,7 @@ import torch
 from kamera.ops.quantize_kv import Axis, CodedChannel
 
 
-def decode(channel: CodedChannel, heads: slice, start: int, stop: int, out: torch.Tensor) -> None:
+def decode_tile(channel: CodedChannel, heads: slice, start: int, stop: int, out: torch.Tensor) -> None:
     """Write tokens ``start:stop`` of ``heads`` into ``out`` ``[heads, tokens, dim]``, float32 or wider.
 
     The same numbers as `CodedChannel.dense`, before its cast to the channel's dtype. ``start`` must be

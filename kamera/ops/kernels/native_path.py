@@ -11,7 +11,7 @@ from kamera.ops.kernels.launches import Launch, can_launch, launches
 from kamera.ops.kernels.native import native_library
 from kamera.ops.kernels.stored import Writing
 from kamera.ops.lowrank import floats
-from kamera.ops.rope import turn_table
+from kamera.ops.rope import rotation_table
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CODES = {8: 3, 4: 4}
@@ -47,7 +47,7 @@ def _run(launch: Launch, offset: tuple[int, ...]) -> None:
     table = torch.tensor(list(zip(*rows, strict=True)), dtype=torch.int64)
     cos = sin = None
     if rope is not None:
-        cos, sin = turn_table(rope, offset, torch.float32, torch.device("cpu"))
+        cos, sin = rotation_table(rope, offset, torch.float32, torch.device("cpu"))
     largest = ctypes.c_float(torch.finfo(launch.dtype).max)
     job = native.LaunchStruct(
         table=table.data_ptr(),

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import torch
 from einops import rearrange
 
-from kamera.ops.kernels.decode import decode
+from kamera.ops.kernels.decode import decode_tile
 from kamera.ops.kernels.stored import Stored, Writing, on_device, value_dtype
-from kamera.ops.kernels.turn import turn
+from kamera.ops.kernels.turn import rotate_into
 from kamera.ops.layout import Channel
 from kamera.ops.lowrank import LowRank, floats
-from kamera.ops.rope import turn_table
+from kamera.ops.rope import rotation_table
 
 TILE = 1 << 16
 """Values of a tile per thread: with its buffers it fits a core's second-level cache."""
@@ -72,7 +72,7 @@ def _write(
         left = left.to(target.device, work)
         right = rearrange(right.to(target.device, work), "(heads dim) rank -> heads rank dim", heads=c.heads)
     if turned is not None:
-        table = turn_table(turned, offset, work, target.device)
+        table = rotation_table(turned, offset, work, target.device)
     for heads, tokens in _tiles(c, target.shape[1]):
         y = target[heads, tokens]
         in_place = y.dtype == work  # the last pass then needs no cast and writes the target itself
@@ -83,7 +83,7 @@ def _write(
         else:
             last = in_place and left is None and table is None
             x = y if last else buffers.take("wide", y, work)
-            decode(source, heads, tokens.start, tokens.stop, x)
+            decode_tile(source, heads, tokens.start, tokens.stop, x)
         if left is not None and right is not None:
             if in_place and table is None:
                 out = y
@@ -94,7 +94,7 @@ def _write(
             x = _add(x, left[tokens], right[heads], out)
         if table is not None and turned is not None:
             out = y if in_place else buffers.take("turned", y, work)
-            turn(x, out, *table, turned.pairing, c.rotary_start)
+            rotate_into(x, out, *table, turned.pairing, c.rotary_start)
             x = out
         if x is not y:
             y.copy_(x)

@@ -18,7 +18,7 @@ from kamera.ops.kernels.stored import Writing
 from kamera.ops.kernels.triton_kernel import serve_kernel
 from kamera.ops.lowrank import floats
 from kamera.ops.quantize import Codes
-from kamera.ops.rope import turn_table
+from kamera.ops.rope import rotation_table
 
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 INTERPRETED = not isinstance(serve_kernel, triton.JITFunction)
@@ -60,7 +60,7 @@ def _launch(launch: Launch, offset: tuple[int, ...]) -> None:
     cos = sin = source
     if launch.rope is not None:
         pairs = launch.rope.rotary_dim // 2
-        cos, sin = turn_table(launch.rope, offset, torch.float32, target.device)
+        cos, sin = rotation_table(launch.rope, offset, torch.float32, target.device)
     exact = target.dtype == torch.float32 or INTERPRETED or not _has_tf32(target.device)
     serve_kernel[(triton.cdiv(tokens, tile), heads, layers)](
         source,

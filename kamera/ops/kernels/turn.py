@@ -7,7 +7,7 @@ import torch
 from kamera.ops.rope import Pairing
 
 
-def turn(
+def rotate_into(
     x: torch.Tensor, out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairing: Pairing, start: int
 ) -> None:
     """Write ``x`` ``[..., dim]`` into ``out``, its features from ``start`` on turned by a table ``[pairs]``.

@@ -21,7 +21,7 @@ from kamera.store.info import (
     Progress,
     StoreStats,
     VerifyReport,
-    untold,
+    ignore_progress,
 )
 from kamera.store.keys import KVForm, home_of, is_key
 from kamera.store.listing import census
@@ -63,7 +63,7 @@ class StoreAdmin:
 
     # -- integrity -----------------------------------------------------------------------------
 
-    def verify(self, *, progress: Progress = untold) -> VerifyReport:
+    def verify(self, *, progress: Progress = ignore_progress) -> VerifyReport:
         """Read every object of the directory, of all tenants; damaged ones go to quarantine.
 
         Files left by dead writers are removed, and the index is rebuilt from the files. ``progress`` is
@@ -74,7 +74,7 @@ class StoreAdmin:
     def rebuild_index(self) -> int:
         """Rebuild the directory's index from the files; return the number of objects it lists."""
         disk = self._tiers.disk
-        return len(self._tiers.memory.infos()) if disk is None else disk.index.compare(afresh=True)
+        return len(self._tiers.memory.infos()) if disk is None else disk.index.correct_all_rows(afresh=True)
 
     # -- keeping and removing objects ----------------------------------------------------------
 
@@ -95,7 +95,7 @@ class StoreAdmin:
         self.pins.pin([(key, info.bytes) for key, info in infos.items()], ttl, homes)
         remote, pending_names = self._tiers.remote, self._tiers.pending()  # first: one may arrive meanwhile
         # someone may have collected it before the pin was there
-        present_names = self._tiers.present(names) if remote is None else remote.present(names)
+        present_names = self._tiers.stored_names(names) if remote is None else remote.names_with_blob(names)
         lost_names = set(names) - present_names - set(pending_names)
         if lost_names:
             self.pins.unpin(names)
@@ -131,7 +131,7 @@ class StoreAdmin:
         every_tenant: bool = False,
         quarantine_age: float | None = None,
         dry_run: bool = False,
-        progress: Progress = untold,
+        progress: Progress = ignore_progress,
     ) -> Collected:
         """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
 
@@ -178,7 +178,7 @@ class StoreAdmin:
         *,
         kv: KVForm | None = None,
         certificates: bool = True,
-        progress: Progress = untold,
+        progress: Progress = ignore_progress,
     ) -> Copied:
         """Copy objects into ``target`` as its tenant's, or into a plain store at that url, made if missing.
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kamera.errors import UnknownChunk
-from kamera.files import published
+from kamera.files import publish_file
 from kamera.store.admin.raw import RawObjects
 from kamera.store.codec import UNREADABLE
 from kamera.store.info import ObjectInfo, Progress
 from kamera.store.keys import PATCH_KINDS, KVForm, check_form
-from kamera.store.records import CanonicalRecord, Record, kept
+from kamera.store.records import CanonicalRecord, Record, to_store_form
 from kamera.store.store import ChunkStore
 
 _CERTIFICATE = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9._-]{1,150}\.json")
@@ -144,11 +144,11 @@ def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[flo
     if needs_codes and context.lossy:
         raise ValueError(f"it is in {context.kv} already, and codes of codes lose twice")
     record = replace(record, context=replace(context, kv=kv) if kv and needs_codes else context)
-    if target._tiers.present([target._codec.name(record.key)]):
+    if target._tiers.stored_names([target._codec.name(record.key)]):
         return "present"
     loss = None
     if needs_codes and isinstance(record, CanonicalRecord):
-        record = kept(record)
+        record = to_store_form(record)
         loss = 0.0 if record.loss is None else record.loss.relative
     [put] = target._put_many([record], replace=False)
     if put.error is not None:
@@ -180,7 +180,7 @@ def _put_certificate(store: ChunkStore, path: Path) -> str:
     target_path = folders[0] / path.name
     target_path.parent.mkdir(mode=0o700, exist_ok=True)
     if not target_path.exists():
-        with published(target_path) as file:
+        with publish_file(target_path) as file:
             file.write(data)
         return "certificates"
     if target_path.read_bytes() != data:

@@ -52,7 +52,7 @@ def forget(tiers: Tiers, search: LookBack, codec: Codec, tenant: str, chunk_id: 
     tiers.delete(removed)
     for trace in traces:
         if trace.tier is not None:
-            trace.tier.purge(trace.copy)
+            trace.tier.delete_copy(trace.copy)
     look.names.update(trace.name for trace in traces)  # the header of a copy may be gone
     search.forget(look.names)
     tiers.pins.unpin(look.names)
@@ -70,7 +70,7 @@ def _whole(tiers: Tiers, tenant: str, start: str) -> str:
     if is_key(start):
         return start
     if tiers.disk is not None:
-        tiers.disk.index.compare()
+        tiers.disk.index.correct_all_rows()
     rows = (info for info in tiers.infos() if info.context.tenant == tenant)
     return whole_id(start, (chunk for info in rows for chunk in (info.chunk_id, *info.antecedents)), "chunk")
 
@@ -124,9 +124,9 @@ class _Look:
     def _unreadable(self, disk: DiskTier) -> dict[str, str]:
         """The objects that cannot be read, with why; damaged ones go to quarantine, others have rows."""
         if not disk.read_only:
-            disk.collect()  # files left by dead writers
+            disk.remove_leftovers()  # files left by dead writers
         if not self._has_compared:
-            disk.index.compare()
+            disk.index.correct_all_rows()
             self._has_compared = True
         reasons = {}
         for name in set(disk.names()) - disk.index.keys():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from kamera.store.admin.quarantine import Quarantine
-from kamera.store.eviction import choose, value
-from kamera.store.info import Collected, Progress, Removed, Weighed, untold
+from kamera.store.eviction import choose, recompute_value
+from kamera.store.info import Collected, Progress, Removed, Weighed, ignore_progress
 from kamera.store.tiers import Tiers
 
 _AT_ONCE = 256
@@ -19,7 +19,7 @@ def collect(
     max_bytes: int | None,
     quarantine_age: float | None = None,
     dry_run: bool = False,
-    progress: Progress = untold,
+    progress: Progress = ignore_progress,
 ) -> Collected:
     """`StoreAdmin.gc`; ``tenant`` None: all tenants."""
     now, ward = time.time(), Quarantine(tiers)
@@ -27,15 +27,15 @@ def collect(
         objects = [Weighed.of(info) for info in tiers.remote.listing.infos()]
     else:
         assert tiers.disk is not None, "what is in memory has its own limit"
-        objects = list(tiers.disk.index.weighed(tenant))
+        objects = list(tiers.disk.index.weigh(tenant))
     removed: list[Removed] = []
     victims = list(choose(objects, tiers.pins.names_to_keep(), max_bytes, now))
     for start in range(0, len(victims), _AT_ONCE):
         batch = victims[start : start + _AT_ONCE]
-        outcomes = [True] * len(batch) if dry_run else tiers.collect([row for row, _ in batch])
+        outcomes = [True] * len(batch) if dry_run else tiers.remove_unpinned([row for row, _ in batch])
         for (row, reason), is_removed in zip(batch, outcomes, strict=True):
             if is_removed:
-                removed.append(Removed(row.key, row.kind, row.bytes, value(row, now), reason))
+                removed.append(Removed(row.key, row.kind, row.bytes, recompute_value(row, now), reason))
         progress(start + len(batch), len(victims))
     copies = [] if quarantine_age is None else ward.copies()
     old_files = [copy.file for copy in copies if copy.when < now - (quarantine_age or 0)]
@@ -46,6 +46,6 @@ def collect(
         objects_after=len(objects) - len(removed),
         bytes_after=bytes_before - sum(one.bytes for one in removed),
         removed=tuple(removed),
-        leftovers=0 if dry_run or tiers.disk is None else tiers.disk.collect(),
+        leftovers=0 if dry_run or tiers.disk is None else tiers.disk.remove_leftovers(),
         quarantined=len(old_files) if dry_run else sum(ward.drop(file) for file in old_files),
     )

@@ -18,7 +18,7 @@ class Quarantine:
     """The quarantine of one store, that of its remote included: the damaged objects that were set aside."""
 
     def __init__(self, tiers: Tiers) -> None:
-        self._places = {"" if tier is tiers.disk else REMOTE: tier for tier in tiers.lower}
+        self._places = {"" if tier is tiers.disk else REMOTE: tier for tier in tiers.tiers_below_memory}
 
     def copies(self) -> list[Quarantined]:
         """All copies: those of the directory, of all tenants, then this tenant's in the remote."""
@@ -32,5 +32,5 @@ class Quarantine:
         files = [copy.file for copy in self.copies() if name in (copy.file, copy.name)]
         for file in files:
             own = file.removeprefix(REMOTE)
-            self._places[file.removesuffix(own)].purge(own)
+            self._places[file.removesuffix(own)].delete_copy(own)
         return len(files)

@@ -27,7 +27,7 @@ class RawObjects:
         """All names, also of unreadable objects; a directory's of all tenants. Raises `RemoteUnavailable`."""
         tiers = self._store._tiers
         memory_names = [info.key for info in tiers.memory.infos()] if tiers.disk is None else []
-        return sorted({*memory_names, *(name for tier in tiers.lower for name in tier.names())})
+        return sorted({*memory_names, *(name for tier in tiers.tiers_below_memory for name in tier.names())})
 
     def read(self, name: str) -> Record | None:
         """The object ``name`` (a row's ``key``) of any kind; otherwise as the store's look-ups."""
@@ -35,7 +35,7 @@ class RawObjects:
 
     def load(self, name: str) -> bytes | None:
         """The bytes of one object, unverified; None if there is none."""
-        copies = (tier.load(name) for tier in self._store._tiers.lower)
+        copies = (tier.load(name) for tier in self._store._tiers.tiers_below_memory)
         return next((data for data in copies if data is not None), None)
 
     def reach(self) -> None:

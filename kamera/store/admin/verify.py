@@ -12,17 +12,17 @@ from kamera.store.tiers import Lower, Tiers
 
 def verify(tiers: Tiers, progress: Progress) -> VerifyReport:
     """Read every object below memory once; all rows of an index are made anew first."""
-    report = VerifyReport(0 if tiers.lower else len(tiers.memory.infos()), (), ())
-    for tier in tiers.lower:
+    report = VerifyReport(0 if tiers.tiers_below_memory else len(tiers.memory.infos()), (), ())
+    for tier in tiers.tiers_below_memory:
         report = _read(tier, _renew(tier) if isinstance(tier, DiskTier) else report, progress)
     return report
 
 
 def _renew(disk: DiskTier) -> VerifyReport:
     """Clear up after dead writers, and make the rows anew."""
-    stale = 0 if disk.read_only else disk.collect()
+    stale = 0 if disk.read_only else disk.remove_leftovers()
     indexed_names, names = disk.index.keys(), set(disk.names())
-    disk.index.compare(afresh=True)
+    disk.index.correct_all_rows(afresh=True)
     return VerifyReport(0, (), (), len(names - indexed_names), len(indexed_names - names), stale)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from kamera import forks
 from kamera.errors import StoreError
-from kamera.files import locked
+from kamera.files import lock_path
 from kamera.store.disk.rows import SCHEMA, TABLES
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Database:
         if self.path is None:
             self.connection = _make(":memory:")
             return
-        with locked(self.path.parent, PATIENCE):
+        with lock_path(self.path.parent, PATIENCE):
             if self.path.is_symlink():
                 raise OSError(f"{self.path} is a link, and a store follows no links: remove it")
             with contextlib.suppress(FileExistsError):  # SQLite would make it readable by everyone
@@ -128,7 +128,7 @@ class Database:
         path = self.path
         if path is None:
             raise error
-        with locked(path.parent, PATIENCE):
+        with lock_path(path.parent, PATIENCE):
             if self._file == _identity(path):
                 logger.warning("%s is unreadable (%s): starting over", path, error)
                 # before it is closed: then SQLite leaves the new file's log alone
@@ -139,7 +139,7 @@ class Database:
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
         try:
-            with self._lock, forks.steady():
+            with self._lock, forks.hold_off_forks():
                 try:
                     yield
                 except sqlite3.DatabaseError as error:

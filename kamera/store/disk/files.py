@@ -12,7 +12,7 @@ from kamera.errors import CorruptChunk
 from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.disk.folder import Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
-from kamera.store.disk.traces import LOCK, names_in
+from kamera.store.disk.traces import LOCK, names_in_trace
 from kamera.store.fields import Header
 from kamera.store.head import info_of
 from kamera.store.keys import is_key
@@ -37,16 +37,16 @@ class ObjectFiles:
 
     def names(self) -> list[str]:
         """Names of all objects; any other file there is ignored."""
-        folder = self._objects.there()
+        folder = self._objects.existing_folder()
         names = [] if folder is None else folder.names()
         keys = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
         return [key for key in keys if is_key(key)]
 
     def names_in_traces(self) -> set[str]:
         """Names of the objects that somebody writes, or died writing."""
-        tmp = self._tmp.there()
+        tmp = self._tmp.existing_folder()
         files = [] if tmp is None else [file for file in tmp.names() if file.endswith(LOCK)]
-        return {name for file in files if tmp is not None for name in names_in(tmp, file)}
+        return {name for file in files if tmp is not None for name in names_in_trace(tmp, file)}
 
     def row(self, key: str) -> Stamped | None:
         """`peek`, or None for a file that cannot be read."""
@@ -59,7 +59,7 @@ class ObjectFiles:
 
     def stamp(self, key: str) -> str | None:
         """Stamp of the entry at the path of ``key``; None if there is none."""
-        folder, file = self._objects.there(), file_of(key)
+        folder, file = self._objects.existing_folder(), file_of(key)
         status = None if folder is None else folder.status(file)
         return None if status is None else stamp_of(status)
 
@@ -84,7 +84,7 @@ class ObjectFiles:
 
     def open(self, key: str) -> FileSource | None:
         """``key``'s file, to be closed; None if there is none. `NotAFile` if it cannot be an object."""
-        folder, file = self._objects.there(), file_of(key)
+        folder, file = self._objects.existing_folder(), file_of(key)
         with contextlib.suppress(FileNotFoundError):
             return None if folder is None else FileSource(folder.open(file))
         return None

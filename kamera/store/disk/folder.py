@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kamera import forks
-from kamera.files import PATIENCE, lock_of
+from kamera.files import PATIENCE, lock_descriptor
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _DIRECTORY = _READ | os.O_DIRECTORY
@@ -126,10 +126,10 @@ class Folder:
     @contextlib.contextmanager
     def locked(self, name: str, seconds: float = PATIENCE) -> Iterator[None]:
         """Hold the lock of a file that is never replaced. `TimeoutError` after ``seconds``."""
-        with forks.lockable() as descriptors:
+        with forks.open_lockable() as descriptors:
             descriptor = self.open(name)
             descriptors.add(descriptor)
-        with lock_of(descriptor, self.path / name, seconds):
+        with lock_descriptor(descriptor, self.path / name, seconds):
             yield
 
     def statuses(self) -> list[tuple[str, os.stat_result]]:
@@ -198,13 +198,13 @@ class Nested:
 
     def ensure(self) -> Folder:
         """The folder, its name on the disk. Raises as `Folder.sub`."""
-        folder = self.there()
+        folder = self.existing_folder()
         if folder is None:
             folder = self._parent.sub(self._name, make=True)
             self._parent.sync()
         return folder
 
-    def there(self) -> Folder | None:
+    def existing_folder(self) -> Folder | None:
         """The folder; None if there is none."""
         status, folder = self._parent.status(self._name), self._folder
         if status is None:

@@ -71,7 +71,7 @@ class Index:
         """Delete the row of ``key``, if present; otherwise as `put`."""
         return self._change([key], [])
 
-    def later(self, keys: Iterable[str]) -> None:
+    def mark_doubtful(self, keys: Iterable[str]) -> None:
         """Note changes of files: their rows are corrected before the next query."""
         with self._lock:
             self._doubtful_keys.update(keys)
@@ -80,16 +80,16 @@ class Index:
             with contextlib.suppress(StoreError):
                 self._settle(self._database())
 
-    def settle(self, keys: Iterable[str]) -> bool:
+    def correct_rows(self, keys: Iterable[str]) -> bool:
         """Correct the rows of ``keys`` from their files; False if that cannot be done now."""
         with contextlib.suppress(Unusable):
             if time.monotonic() >= self._again:
                 self._correct(self._db, keys)
                 return True
-        self.later(keys)
+        self.mark_doubtful(keys)
         return False
 
-    def compare(self, *, afresh: bool = False) -> int:
+    def correct_all_rows(self, *, afresh: bool = False) -> int:
         """Compare every row with its file, or make it anew; return the number of rows."""
         while True:
             try:
@@ -141,8 +141,8 @@ class Index:
         """Objects of a tenant, oldest first, read in pages."""
         kind, chunk_id, context, limit, offset = selection
         column_values = {} if context is None else columns_of(context, self._codec)
-        column_values["tenant"] = self._codec.veil(tenant)
-        column_values.update({} if chunk_id is None else {"chunk_id": self._codec.veil(chunk_id)})
+        column_values["tenant"] = self._codec.seal_id(tenant)
+        column_values.update({} if chunk_id is None else {"chunk_id": self._codec.seal_id(chunk_id)})
         column_values.update({} if kind is None else {"kind": kind})
         where = " AND ".join(f"{name} = ?" for name in column_values)
         last_place: tuple[Any, ...] = ()
@@ -171,25 +171,25 @@ class Index:
     def kinds(self, tenant: str) -> dict[str, KindCount]:
         """Number and bytes of a tenant's objects of each kind; no row is read for it."""
         sql = "SELECT kind, COUNT(*), SUM(bytes) FROM objects WHERE tenant = ? GROUP BY kind"
-        counts = {kind: KindCount(*count) for kind, *count in self._ask(sql, (self._codec.veil(tenant),))}
+        counts = {kind: KindCount(*count) for kind, *count in self._ask(sql, (self._codec.seal_id(tenant),))}
         return {kind: counts.get(kind, KindCount(0, 0)) for kind in KINDS}
 
     def census(self, tenant: str, kind: str | None = None) -> Census:
         """A count of a tenant's objects, by their rows."""
-        rows = [row for row in self.weighed(tenant) if kind in (None, row.kind)]
+        rows = [row for row in self.weigh(tenant) if kind in (None, row.kind)]
         census = Census.of(rows, KINDS if kind is None else (kind,))
-        return replace(census, forms={self._codec.unveil(kv): count for kv, count in census.forms.items()})
+        return replace(census, forms={self._codec.open_id(kv): count for kv, count in census.forms.items()})
 
     def bytes(self) -> int:
         """The bytes of all objects, of all tenants."""
         return int(self._ask("SELECT COALESCE(SUM(bytes), 0) FROM objects")[0][0])
 
-    def weighed(self, tenant: str | None = None) -> Iterator[Weighed]:
+    def weigh(self, tenant: str | None = None) -> Iterator[Weighed]:
         """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay veiled."""
         self.notes.flush()
         # the plus keeps SQLite on the primary key: by tenant it would sort the whole store for every page
         only = "" if tenant is None else "AND +tenant = ?"
-        mine = () if tenant is None else (self._codec.veil(tenant),)
+        mine = () if tenant is None else (self._codec.seal_id(tenant),)
         after = ""
         while rows := self._ask(f"{WEIGHED} WHERE key > ? {only} ORDER BY key LIMIT {_PAGE}", (after, *mine)):
             yield from (Weighed(*row) for row in rows)
@@ -260,7 +260,7 @@ class Index:
         try:
             self._correct(db, keys.union(self._files.names_in_traces()))
         except BaseException:
-            self.later(keys)
+            self.mark_doubtful(keys)
             raise
 
     def _correct(self, db: Database, keys: Iterable[str], *, afresh: bool = False) -> None:
@@ -291,7 +291,7 @@ class Index:
             try:
                 stamp = self._stamp(row[0])
                 if info_and_stamp is None or info_and_stamp[1] != stamp:
-                    self.later([row[0]])
+                    self.mark_doubtful([row[0]])
                     info_and_stamp = None if stamp is None else self._files.row(row[0])
             except OSError as error:
                 raise self._listing_error(error) from error

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kamera.errors import StoreError
-from kamera.files import locked, published
+from kamera.files import lock_path, publish_file
 from kamera.store.pins import PinCell
 
 KEEP = "keep.json"
@@ -39,19 +39,19 @@ class PinFile(PinCell):
                 return file.read()
 
     def replace(self, data: bytes, expected: bytes | None) -> bool:
-        with self.alone():
+        with self.exclude_others():
             if self.get() != expected:
                 return False
-            with self._translate(), published(self.path) as file:
+            with self._translate(), publish_file(self.path) as file:
                 file.write(data)
             return True
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclude_others(self) -> Iterator[None]:
         folder = self.path.with_name("objects")
         with contextlib.ExitStack() as stack:
             with self._translate():
-                stack.enter_context(locked(folder if folder.is_dir() else self.path.parent))
+                stack.enter_context(lock_path(folder if folder.is_dir() else self.path.parent))
             yield
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import StoreError, StoreVersionError
-from kamera.files import published
+from kamera.files import publish_file
 from kamera.store.disk.folder import Folder
 
 MARKER = "kamera-store.json"
@@ -38,7 +38,7 @@ def open_directory(root: Path, marker: Mapping[str, Any], *, make: bool = True) 
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = Folder.at(root)
     # the marker comes first, so that a half-made store is never taken for another program's folder
-    with published(root / MARKER) as file:
+    with publish_file(root / MARKER) as file:
         file.write(_text(marker))
     with Folder.at(root.parent) as parent:
         parent.sync()

@@ -38,7 +38,7 @@ class Notes:
         self._uses: dict[str, tuple[int, float]] = {}
         self._lock = threading.Lock()
 
-    def used(self, key: str) -> None:
+    def count_use(self, key: str) -> None:
         """Count a use of ``key``. Uses are kept in memory and written at intervals: a crash loses a few."""
         with self._lock:
             count, _ = self._uses.get(key, (0, 0.0))
@@ -65,7 +65,7 @@ class Notes:
         except Unusable as error:
             logger.debug("uses not counted: %s", error)
 
-    def unsent(self, rows: Iterable[Weighed]) -> list[Weighed]:
+    def unsent_rows(self, rows: Iterable[Weighed]) -> list[Weighed]:
         """Those of ``rows`` whose files the remote did not confirm."""
         sent_stamps = dict(self._say("SELECT key, stamp FROM sent"))
         return [row for row in rows if sent_stamps.get(row.key) != row.stamp]

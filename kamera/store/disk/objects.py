@@ -103,7 +103,7 @@ class DiskObjects:
             header_and_status = self._files.header(key)
         return None if header_and_status is None else header_and_status[0]
 
-    def holds(self, key: str) -> bool:
+    def is_stored_intact(self, key: str) -> bool:
         """True if ``key`` is stored durably and intact, as far as its header, its row and its stamp tell."""
         with self._translate("read"):
             # one that somebody writes has a name that may not be on the disk yet
@@ -112,7 +112,7 @@ class DiskObjects:
     def copies(self) -> list[Quarantined]:
         """All copies in quarantine, by name and time; of all tenants."""
         with self._translate("list the quarantine"):
-            folder = self._quarantine.there()
+            folder = self._quarantine.existing_folder()
             files = [] if folder is None else folder.statuses()
         copies = (Quarantined.of(f, s.st_size if stat.S_ISREG(s.st_mode) else 0) for f, s in files)
         return [copy for copy in copies if copy is not None]
@@ -125,7 +125,7 @@ class DiskObjects:
     def list_unfinished(self) -> dict[str, ObjectInfo | None]:
         """Files that are being written, each with its description, as far as that is written."""
         with self._translate("read"):
-            tmp = self._tmp.there()
+            tmp = self._tmp.existing_folder()
             return {} if tmp is None else {file: self._describe(tmp, file) for file in tmp.names()}
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class DiskObjects:
     def _set_aside(self, key: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
         if self.read_only:
             raise error
-        with self._translate("quarantine"), self._renaming():
+        with self._translate("quarantine"), self._exclude_renames():
             if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
                 raise error
             folder, copy = self._quarantine.ensure(), f"{key}.{time.time_ns()}.safetensors"
@@ -194,7 +194,7 @@ class DiskObjects:
             logger.warning("%s is not made for now: %s", folder.path, error)
 
     @contextlib.contextmanager
-    def _renaming(self) -> Iterator[None]:
+    def _exclude_renames(self) -> Iterator[None]:
         """Exclude all other threads and processes from adding and removing names of objects."""
         with self._names, self._root.locked(MARKER):
             yield

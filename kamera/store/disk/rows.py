@@ -42,8 +42,8 @@ def row_of(info: ObjectInfo, stamp: str, codec: Codec) -> tuple[Any, ...]:
     """The row of an object; ids are veiled as ``codec`` says, so that equal ones can be searched."""
     plain = Weighed.of(info)._replace(stamp=stamp)
     fields = {name: getattr(plain, name) for name in FIELDS}
-    ids = {name: codec.veil(fields[name]) for name in _IDS if fields[name] or name != "base"}
-    row = (*(fields | ids).values(), codec.veil(canonical_json(_CONVERTER.unstructure(info))))
+    ids = {name: codec.seal_id(fields[name]) for name in _IDS if fields[name] or name != "base"}
+    row = (*(fields | ids).values(), codec.seal_id(canonical_json(_CONVERTER.unstructure(info))))
     return (*row, codec.sign(json.dumps(row)))
 
 
@@ -54,11 +54,11 @@ def read_row(row: tuple[Any, ...], codec: Codec) -> Stamped | None:
         if codec.sign(json.dumps(row[:-1])) != signature:
             return None
         columns = Weighed(*fields)
-        return _CONVERTER.structure(json.loads(codec.unveil(veiled_info)), ObjectInfo), columns.stamp
+        return _CONVERTER.structure(json.loads(codec.open_id(veiled_info)), ObjectInfo), columns.stamp
     except (KameraError, AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 
 def columns_of(context: Context, codec: Codec) -> dict[str, str]:
     """The columns of a context as they are searched; there is none for what its backbone answers."""
-    return {name: codec.veil(value) for name, value in vars(context).items() if name != "probe"}
+    return {name: codec.seal_id(value) for name, value in vars(context).items() if name != "probe"}

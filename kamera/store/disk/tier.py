@@ -6,7 +6,7 @@ files aside, one sync, all names, one transaction for the rows, one more sync.
 
 Writers of one object do not wait for each other: each writes a file of its own, and whoever comes to the name
 second sees what is there by then. Order of locks, which prevents deadlock: a writer's own (`traces`), the
-lock for adding and removing names (`DiskObjects._renaming`), the index's. Readers lock nothing.
+lock for adding and removing names (`DiskObjects._exclude_renames`), the index's. Readers lock nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kamera.store.disk.syncing import sync_all, syncs_all
 from kamera.store.disk.traces import LOCK, PART, Trace
 from kamera.store.eviction import choose
 from kamera.store.info import ObjectInfo, Quarantined
-from kamera.store.orders import PutOrder, refuse
+from kamera.store.orders import PutOrder, refuse_dependent
 from kamera.store.records import Record
 from kamera.trust import outranks
 
-__all__ = ["MARKER", "DiskTier", "trim"]
+__all__ = ["MARKER", "DiskTier", "evict_over_limit"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class DiskTier(DiskObjects):
         self._evicting = threading.Lock()
         self._syncs_all = syncs_all(self._root.descriptor)
         if not self.read_only:
-            self.collect()
+            self.remove_leftovers()
 
     def write_many(self, orders: Sequence[PutOrder]) -> list[Stamped | Exception | None]:
         """Store records of different names; return the row and stamp of each, or the error that refused it.
@@ -98,26 +98,26 @@ class DiskTier(DiskObjects):
         With a ``stamp`` only if its file still has that, and without waiting for the disk.
         """
         with self._changing("delete" if stamp is None else "evict"):
-            with self._renaming():  # as a row is written, or it could be one that was written since
+            with self._exclude_renames():  # as a row is written, or it could be one that was written since
                 gone = stamp in (None, self._files.stamp(key)) and self._objects.ensure().remove(file_of(key))
                 if stamp is None:
                     self.index.drop(key)
             if stamp is not None:
-                self.index.later([key])  # its row is of another file, or of none
+                self.index.mark_doubtful([key])  # its row is of another file, or of none
             elif gone:
                 self._objects.ensure().sync()
             return gone
 
-    def collect(self) -> int:
+    def remove_leftovers(self) -> int:
         """Remove files left by dead writers; return their number."""
         with self._changing("clear up"):
-            tmp = self._tmp.there()
+            tmp = self._tmp.existing_folder()
             return 0 if tmp is None else self._clear_up(tmp)
 
-    def purge(self, file: str) -> None:
+    def delete_copy(self, file: str) -> None:
         """Delete a copy in quarantine."""
         with self._changing("delete"):
-            folder = self._quarantine.there()
+            folder = self._quarantine.existing_folder()
             if folder is not None and Quarantined.of(file, 0) and folder.remove(file):
                 folder.sync()
 
@@ -147,12 +147,12 @@ class DiskTier(DiskObjects):
         """Remove objects until ``most`` bytes are left, if so many may leave; return the bytes left."""
         stamps: set[tuple[str, str]] = set()
         while True:
-            rows = list(self.index.weighed())  # without what other processes removed meanwhile
+            rows = list(self.index.weigh())  # without what other processes removed meanwhile
             last, stamps = stamps, {(row.key, row.stamp) for row in rows}
-            with self.pins.cell.alone():
+            with self.pins.cell.exclude_others():
                 names_to_keep = self.pins.names_to_keep() | {new_name}
                 if self._cache:
-                    names_to_keep |= {row.key for row in self.index.notes.unsent(rows)}
+                    names_to_keep |= {row.key for row in self.index.notes.unsent_rows(rows)}
                 victims = [victim for victim, _ in choose(rows, names_to_keep, most, time.time(), by="use")]
                 for one in victims:
                     self.delete(one.key, one.stamp)
@@ -189,7 +189,7 @@ class DiskTier(DiskObjects):
         tmp, parts, new_bytes = self._tmp.ensure(), list[_Aside](), 0
         for order in orders:  # one at a time: the bytes of all would be in memory
             name = order.name
-            if refuse(order, results):
+            if refuse_dependent(order, results):
                 continue
             try:
                 info, data = order.file or self._file(order.record)
@@ -229,10 +229,10 @@ class DiskTier(DiskObjects):
         """
         tmp, objects = self._tmp.ensure(), self._objects.ensure()
         rows: list[Stamped] = []
-        with self._renaming():
+        with self._exclude_renames():
             for order, row, old_stamp in parts:
                 name = order.name
-                if refuse(order, results):
+                if refuse_dependent(order, results):
                     continue
                 try:
                     if self._gives_way(row[0], order.replace, old_stamp):
@@ -302,10 +302,10 @@ class DiskTier(DiskObjects):
         for name in trace.names:
             self._tmp.ensure().remove(trace.part(name))
         self._objects.ensure().sync()
-        return self.index.settle(trace.names)
+        return self.index.correct_rows(trace.names)
 
 
-def trim(cache: DiskTier) -> None:
+def evict_over_limit(cache: DiskTier) -> None:
     """Let go of what no longer fits a cache: it was opened, or its remote has more now."""
     cache._stuck = False
     cache._make_room("", 0)

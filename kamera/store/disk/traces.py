@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Sequence
 
 from kamera import forks
-from kamera.files import taken
+from kamera.files import try_lock
 from kamera.store.disk.folder import Folder, NotAFile
 
 LOCK, PART = ".lock", ".part"
@@ -53,7 +53,7 @@ class Trace:
         descriptor = _lock(folder, file)
         if descriptor is None:
             return None
-        return cls(folder, file[: -len(LOCK)], descriptor, names_in(folder, file))
+        return cls(folder, file[: -len(LOCK)], descriptor, names_in_trace(folder, file))
 
     def part(self, name: str) -> str:
         """The file in which the object ``name`` is written."""
@@ -69,10 +69,10 @@ class Trace:
             # explicitly: a child that was not forked by os.fork holds the descriptor too
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
-            forks.unlockable(self._descriptor)
+            forks.close_lockable(self._descriptor)
 
 
-def names_in(folder: Folder, file: str) -> list[str]:
+def names_in_trace(folder: Folder, file: str) -> list[str]:
     """The objects of the trace ``file``; none if it is gone or is no file."""
     with contextlib.suppress(OSError):
         return _NAME.findall(folder.read(file)[0].decode("ascii", "replace"))
@@ -81,14 +81,14 @@ def names_in(folder: Folder, file: str) -> list[str]:
 
 def _lock(folder: Folder, file: str) -> int | None:
     """Descriptor of a file, locked; None if somebody else has the lock, or it is gone or no file."""
-    with contextlib.suppress(FileNotFoundError, NotAFile), forks.lockable() as descriptors:
+    with contextlib.suppress(FileNotFoundError, NotAFile), forks.open_lockable() as descriptors:
         descriptor = folder.open(file)
         descriptors.add(descriptor)
         mine = False
         try:
-            mine = taken(descriptor) and os.fstat(descriptor).st_nlink > 0
+            mine = try_lock(descriptor) and os.fstat(descriptor).st_nlink > 0
         finally:
             if not mine:
-                forks.unlockable(descriptor)
+                forks.close_lockable(descriptor)
         return descriptor if mine else None
     return None

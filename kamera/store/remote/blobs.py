@@ -40,7 +40,7 @@ class Blobs(Protocol):
         """The whole blob; None if there is none. `ForeignKey` for a key that is not a blob."""
         ...
 
-    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
+    def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """The first ``length`` bytes of each blob, or all of a shorter one; no bytes of a foreign key."""
         ...
 

@@ -59,7 +59,7 @@ class Breaker:
             return self._state()
 
     def allow(self) -> bool:
-        """True if the call may be made; its caller must report `success` or `failure` afterwards."""
+        """True if the call may be made; its caller must `report_success` or `report_failure` afterwards."""
         with self._lock:
             state = self._state()
             is_allowed = state in ("closed", "failing") or (state == "half-open" and not self._probing)
@@ -67,7 +67,7 @@ class Breaker:
             self.counts["calls" if is_allowed else "skipped"] += 1
             return is_allowed
 
-    def success(self, url: str = "") -> None:
+    def report_success(self, url: str = "") -> None:
         """Report that the remote answered, at ``url`` if it did what was asked."""
         with self._lock:
             self._failures, self._probing = 0, False
@@ -75,7 +75,7 @@ class Breaker:
         if news:
             logger.warning("remote %s serves %s again", url, self._kind)
 
-    def failure(self, url: str = "", error: Exception | None = None) -> None:
+    def report_failure(self, url: str = "", error: Exception | None = None) -> None:
         """Report that the remote did not answer; with ``error`` it is counted, and logged once."""
         with self._lock:
             self._failures, self._probing, self._opening_time = self._failures + 1, False, self._clock()
@@ -100,15 +100,15 @@ class Breaker:
         try:
             yield
         except blobs.errors as error:
-            self.failure(blobs.url, error)
+            self.report_failure(blobs.url, error)
             raise RemoteUnavailable(f"{blobs.url} fails {self._kind}: {self.last_error}") from error
         except KameraError:  # an operation this kind of remote cannot do: not an outage
-            self.success()
+            self.report_success()
             raise
         except BaseException:
-            self.failure()  # a probe must not stay under way for ever
+            self.report_failure()  # a probe must not stay under way for ever
             raise
-        self.success(blobs.url)
+        self.report_success(blobs.url)
 
     def _state(self) -> str:
         if self._failures < self._limit:
@@ -125,15 +125,15 @@ class Guard:
         self.reads = reads
         self.writes = writes
         self._blobs = blobs
-        forks.bind(self, _in_child)
+        forks.call_in_child(self, _in_child)
 
     def get(self, name: str) -> bytes | None:
         with self.reads.call(self._blobs):
             return self._blobs.get(name)
 
-    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
+    def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         with self.reads.call(self._blobs):
-            return self._blobs.heads(names, length)
+            return self._blobs.read_heads(names, length)
 
     def put(self, name: str, data: bytes) -> None:
         with self.writes.call(self._blobs):
@@ -156,4 +156,4 @@ class Guard:
 
 
 def _in_child(guard: Guard) -> None:
-    forks.refuse(guard, "reads", "writes", "_blobs")
+    forks.make_unusable(guard, "reads", "writes", "_blobs")

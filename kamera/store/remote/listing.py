@@ -54,7 +54,7 @@ class Listing:
             entries = {} if afresh else self._entries
             unmarked_names = [name for name, mark in marks.items() if mark is None and name in entries]
         if unmarked_names:
-            heads = self._blobs.heads([OBJECTS + name for name in unmarked_names], MARK_BYTES)
+            heads = self._blobs.read_heads([OBJECTS + name for name in unmarked_names], MARK_BYTES)
             marks.update(
                 (n, None if h is None else _mark_of(h)) for n, h in zip(unmarked_names, heads, strict=True)
             )
@@ -73,20 +73,20 @@ class Listing:
                 if info is not None:
                     yield info
 
-    def of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+    def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """The objects of these names; None for one that is absent, foreign or cannot be read."""
         return [self._own(name, head) for name, head in zip(names, self._fronts(names), strict=True)]
 
     def read_info(self, blob: str) -> ObjectInfo | None:
         """The object in a blob whose name begins with its own, of any tenant. Raises as the codec."""
-        return self._info(blob, self._blobs.heads([blob], FRONT)[0])
+        return self._info(blob, self._blobs.read_heads([blob], FRONT)[0])
 
     def _list(self) -> dict[str, str | None]:
         start = len(OBJECTS)
         return {n[start:]: mark for n, mark in self._blobs.marks(OBJECTS).items() if n.startswith(OBJECTS)}
 
     def _fronts(self, names: Sequence[str]) -> list[BlobHead | None]:
-        return self._blobs.heads([OBJECTS + name for name in names], FRONT) if names else []
+        return self._blobs.read_heads([OBJECTS + name for name in names], FRONT) if names else []
 
     def _take(self, name: str, head: BlobHead | None, mark: str | None) -> ObjectInfo | None:
         info = self._own(name, head)
@@ -128,7 +128,7 @@ class _Front(BytesSource):
     def read(self, start: int, length: int) -> bytes:
         end = min(start + length, self.size)
         if end > len(self._data):
-            [more] = self._blobs.heads([self._name], end)
+            [more] = self._blobs.read_heads([self._name], end)
             if more is not None and more.size == self.size:
                 self._data = memoryview(more.data)
         return super().read(start, length)

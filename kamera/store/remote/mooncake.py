@@ -56,10 +56,10 @@ class MooncakeBlobs:
         os.environ.update({name: value for name, value in limits.items() if name not in os.environ})
 
     def get(self, name: str) -> bytes | None:
-        [head] = self.heads([name], sys.maxsize)
+        [head] = self.read_heads([name], sys.maxsize)
         return None if head is None else head.data
 
-    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
+    def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`; their bytes in one transfer."""
         client, keys = self._connect(), [self._prefix + name for name in names]
         sizes = [_count(client.get_size(key)) for key in keys]

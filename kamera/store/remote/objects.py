@@ -19,7 +19,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, 
 from obstore.store import LocalStore, MemoryStore, S3Store, from_url
 
 from kamera.errors import StoreError
-from kamera.files import locked
+from kamera.files import lock_path
 from kamera.ops import digest
 from kamera.store.remote.blobs import BlobHead, refuse_child
 
@@ -89,7 +89,7 @@ class ObjectBlobs:
         except FileNotFoundError:
             return None
 
-    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
+    def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`; several at once."""
         return list(self._pool.map(lambda name: self._head(name, length), names))
 
@@ -184,7 +184,7 @@ class ObjectBlobs:
             yield False
             return
         place = self._locks / digest(name)[:2]
-        with locked(place, flags=os.O_RDWR | os.O_CREAT | os.O_CLOEXEC):
+        with lock_path(place, flags=os.O_RDWR | os.O_CREAT | os.O_CLOEXEC):
             yield True
 
     def _prove_conditions(self) -> None:

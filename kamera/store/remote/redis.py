@@ -52,7 +52,7 @@ class RedisBlobs:
             ) from error
         return data
 
-    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
+    def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`; many in one round trip."""
         heads: list[BlobHead | None] = []
         least, most = _PIPELINE
@@ -65,7 +65,7 @@ class RedisBlobs:
         return heads
 
     def put(self, name: str, data: bytes) -> None:
-        self._client.set(self._key(name), _fitting(data))
+        self._client.set(self._key(name), _check_size(data))
 
     def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
         """See `Blobs`; comparing and writing are atomic."""
@@ -83,7 +83,7 @@ class RedisBlobs:
             if data is None:
                 pipeline.delete(key)
             else:
-                pipeline.set(key, _fitting(data))
+                pipeline.set(key, _check_size(data))
             try:
                 pipeline.execute()
             except redis.WatchError:
@@ -128,7 +128,7 @@ def _batches(names: Sequence[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _fitting(data: bytes) -> bytes:
+def _check_size(data: bytes) -> bytes:
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes are more than the {MAX_BYTES} that Redis takes in one value")
     return data

@@ -68,11 +68,11 @@ class RemoteTier:
 
     def reach(self) -> None:
         """Make one request, to check that the remote answers."""
-        self._blobs.heads([OBJECTS], 1)
+        self._blobs.read_heads([OBJECTS], 1)
 
-    def present(self, names: Sequence[str]) -> set[str]:
+    def names_with_blob(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that have a blob, unverified."""
-        heads = self._blobs.heads([OBJECTS + name for name in names], 1)
+        heads = self._blobs.read_heads([OBJECTS + name for name in names], 1)
         return {name for name, head in zip(names, heads, strict=True) if head is not None}
 
     def info(self, name: str) -> ObjectInfo | None:
@@ -112,7 +112,7 @@ class RemoteTier:
 
     def copies(self) -> list[Quarantined]:
         blobs = sorted(b for b in self._blobs.marks(QUARANTINE) if Quarantined.of(b[len(QUARANTINE) :], 0))
-        heads = self._blobs.heads(blobs, 1) if blobs else []
+        heads = self._blobs.read_heads(blobs, 1) if blobs else []
         named_heads = zip((blob[len(QUARANTINE) :] for blob in blobs), heads, strict=True)
         copies = (Quarantined.of(file, head.size) for file, head in named_heads if head is not None)
         return [copy for copy in copies if copy is not None]
@@ -122,7 +122,7 @@ class RemoteTier:
             return self.listing.read_info(QUARANTINE + file)
         return None
 
-    def purge(self, file: str) -> None:
+    def delete_copy(self, file: str) -> None:
         self._blobs.delete([QUARANTINE + file])
 
     def stats(self) -> RemoteStats:

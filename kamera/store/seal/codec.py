@@ -59,7 +59,7 @@ class Sealed(Codec):
         return {"format": SEALED_VERSION, "sealed": "digests"}
 
     @property
-    def mac(self) -> bytes:
+    def mac_key(self) -> bytes:
         """Known to the holder of the secret alone."""
         return self.key_for("kamera.digest.v1", 64)
 

@@ -65,7 +65,7 @@ class Encrypted(Sealed):
         first = source.read(0, LENGTH)
         if first[:7] != ENCRYPTED[:7]:
             # reports the fault, unless the secret's holder wrote it
-            read_head(self._front(source, where), source.size, where, self.mac)
+            read_head(self._front(source, where), source.size, where, self.mac_key)
             raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
         preamble = self._preamble(first, source.size, name, where)
         cipher = Cipher(self.keys[preamble.key_id], preamble, name)
@@ -76,12 +76,12 @@ class Encrypted(Sealed):
         """Marks the directory: everything written here must be encrypted."""
         return {**super().marker, "sealed": "encrypted"}
 
-    def veil(self, text: str) -> str:
+    def seal_id(self, text: str) -> str:
         """``text`` encrypted deterministically (AES-SIV): equal texts have equal ciphertexts."""
         return self._siv.encrypt(text.encode(), None).hex()
 
-    def unveil(self, text: str) -> str:
-        """The inverse of `veil`; raises `ValueError` for a text that `veil` did not make."""
+    def open_id(self, text: str) -> str:
+        """The inverse of `seal_id`; raises `ValueError` for a text that `seal_id` did not make."""
         try:
             return self._siv.decrypt(bytes.fromhex(text), None).decode()
         except InvalidTag:

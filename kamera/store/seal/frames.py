@@ -111,10 +111,10 @@ class Plaintext:
 
     def read(self, start: int, length: int) -> bytes:
         data = bytearray(max(0, min(length, self.size - start)))
-        self.into(start, memoryview(data))
+        self.read_into(start, memoryview(data))
         return bytes(data)
 
-    def into(self, start: int, view: memoryview) -> None:
+    def read_into(self, start: int, view: memoryview) -> None:
         end = start + len(view)
         if end > self.size:
             raise EOFError(f"{self.size} bytes end before {end}")

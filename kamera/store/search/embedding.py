@@ -30,7 +30,7 @@ def mean_features(
     if rows.shape[0] != vision_mask.shape[0] or not bool(vision_mask.any()):
         return None
     mean = rows[vision_mask.to(rows.device)].to(device="cpu", dtype=torch.float64).mean(0)
-    return unit(mean.numpy())
+    return unit_vector(mean.numpy())
 
 
 def picture_embedding(
@@ -40,7 +40,7 @@ def picture_embedding(
     return pack(mean_features(input_ids, embeds, vision_tokens))
 
 
-def unit(vector: np.ndarray) -> np.ndarray | None:
+def unit_vector(vector: np.ndarray) -> np.ndarray | None:
     """``vector`` at length 1, float32; None if it has no direction."""
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length) or length == 0.0:

@@ -19,7 +19,7 @@ import torch
 from kamera.errors import UnknownChunk
 from kamera.store.codec import UNREADABLE, Codec
 from kamera.store.keys import Context, canonical_key
-from kamera.store.search.embedding import unit, unpack
+from kamera.store.search.embedding import unit_vector, unpack
 from kamera.store.tiers import Tiers
 
 logger = logging.getLogger(__name__)
@@ -126,14 +126,14 @@ class LookBack:
     def _nearest(self, context: Context, query: np.ndarray, k: int) -> list[Hit]:
         with self._lock:
             while True:
-                named_hits = self._caught_up(context).nearest(query, k)
-                present_names = self._tiers.present([name for name, _ in named_hits])
+                named_hits = self._update_pictures(context).nearest(query, k)
+                present_names = self._tiers.stored_names([name for name, _ in named_hits])
                 gone_names = [name for name, _ in named_hits if name not in present_names]
                 if not gone_names:
                     return [hit for _, hit in named_hits]
                 self.forget(gone_names)
 
-    def _caught_up(self, context: Context) -> _Pictures:
+    def _update_pictures(self, context: Context) -> _Pictures:
         """What this process knows of a context, brought up to what is stored now."""
         pictures = self._pictures.setdefault(context, _Pictures())
         if self._tiers.disk is not None:
@@ -165,7 +165,7 @@ def _direction(query: Any) -> np.ndarray:
         values = torch.as_tensor(query).detach().to(device="cpu", dtype=torch.float64).numpy()
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{type(query).__name__} is no query: give a chunk, its id, or a vector") from None
-    vector = unit(values) if values.ndim == 1 else None
+    vector = unit_vector(values) if values.ndim == 1 else None
     if vector is None:
         raise ValueError(
             f"a query of shape {tuple(values.shape)} has no direction: give one finite vector, not all zeros"

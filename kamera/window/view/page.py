@@ -21,10 +21,10 @@ def page(events: Iterable[Event], *, title: str = "A window's life", live: bool 
     """
     content = document([life.to_document() for life in lives(events)]) | {"title": title, "live": live}
     data = f'<script type="application/json" id="data">{embed_json(content)}</script>'
-    return whole(title, _part("life.html"), f"{data}\n<script>\n{_part('page.js')}</script>")
+    return html_document(title, _part("life.html"), f"{data}\n<script>\n{_part('page.js')}</script>")
 
 
-def whole(title: str, body: str, script: str = "") -> str:
+def html_document(title: str, body: str, script: str = "") -> str:
     """A document of Kamera's look with this title (a text), body and script (HTML)."""
     html = _part("page.html").replace("<!--title-->", escape(title)).replace("/*style*/", _part("page.css"))
     return html.replace("<!--body-->", body).replace("<!--script-->", script)

@@ -17,7 +17,7 @@ from kamera.engines import Part, Recipe, RowKey
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm import serving
 from kamera.engines.vllm.counts import Counts
-from kamera.engines.vllm.harvest import names_of
+from kamera.engines.vllm.harvest import part_names
 from kamera.engines.vllm.identity import check_version
 from kamera.engines.vllm.layout import layout_of
 from kamera.engines.vllm.serving import FIELD, StoredRows, check_places, recipe_of
@@ -165,12 +165,12 @@ def test_a_longer_window_shares_the_pages_of_the_one_it_begins_with():
 
 def test_computed_chunks_are_named_by_what_was_shown_before_them():
     made = recipe("a", "b", "c")
-    assert names_of(made, 3) == ("a", "b", "c")
+    assert part_names(made, 3) == ("a", "b", "c")
     stale = replace(made.parts[1], antecedents=("x", "a"))
     shown = replace(made, parts=(made.parts[0], stale, made.parts[2]))
     survivor = "b~" + digest("kamera.lineage.v1", "x", "a")[:32]
-    assert names_of(shown, 2) == ("a", survivor, "c")  # c is computed behind a survivor
-    assert names_of(shown, 1) == ("a", "b", "c")  # b, too, is computed: behind a alone
+    assert part_names(shown, 2) == ("a", survivor, "c")  # c is computed behind a survivor
+    assert part_names(shown, 1) == ("a", "b", "c")  # b, too, is computed: behind a alone
 
 
 class _Remote(Stores):
@@ -273,8 +273,8 @@ def test_rows_seen_are_looked_up_again_once_there_are_too_many(monkeypatch):
     for part in two.parts:
         store.put(_record(part.kv, part.ids))
     monkeypatch.setattr(serving, "_REMEMBERED", 2)
-    plain = serving.present
-    monkeypatch.setattr(serving, "present", lambda of, keys: looked.append(len(keys)) or plain(of, keys))
+    plain = serving.stored_keys
+    monkeypatch.setattr(serving, "stored_keys", lambda of, keys: looked.append(len(keys)) or plain(of, keys))
     rows = StoredRows(SimpleNamespace(of=lambda tenant: store, remote=False))
     for n in range(4):
         assert rows.count_stored("r", (one, two)[n % 2]) == 2

@@ -16,7 +16,7 @@ import torch
 from kamera import ChunkStore
 from kamera.engines import Placeholder, Recipe
 from kamera.engines.vllm import prompts
-from kamera.engines.vllm.harvest import name_behind
+from kamera.engines.vllm.harvest import antecedent_name
 from kamera.engines.vllm.known import KnownPrompts, Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
@@ -156,7 +156,7 @@ def test_a_survivor_is_served_only_where_the_setting_permits_and_knew_the_fewest
     assert served(rows) == [(A, "exact")]
     recipe = recognised(rows, least="survivor")
     assert [(p.guarantee, p.antecedents) for p in recipe.parts] == [("exact", ()), ("survivor", (gone, A))]
-    own = name_behind(B, (gone, A), (A,))
+    own = antecedent_name(B, (gone, A), (A,))
     behind = [*rows, patch(C, [A, own], "survivor")]  # formed behind just that survivor
     assert served(behind, least="survivor") == [(A, "exact"), (B, "survivor"), (C, "patched")]
     assert served([*rows, *PATCHES], least="survivor") == served()

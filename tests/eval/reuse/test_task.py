@@ -17,7 +17,7 @@ from kamera.eval.reuse import ReuseBench
 from kamera.eval.tasks.asking import TaskAsker
 from kamera.eval.tasks.journal import Journal
 from kamera.eval.tasks.registry import make_task
-from kamera.eval.tasks.report import collect
+from kamera.eval.tasks.report import results_of_run
 from kamera.eval.tasks.run import run_task
 from kamera.eval.tasks.sample import Answered, digest
 from kamera.eval.trial import Trial
@@ -126,7 +126,7 @@ def answered(benchmark, says):
             made[arm].append(Answered(sample, response, task.score(response, sample)))
             logits = torch.tensor([4.0, 0.0, 0.0] if right else [0.0, 4.0, 0.0])
             trials.append(Trial(sample.id, arm, response, first.again(logits)))
-    return collect(task, made, trials, ())
+    return results_of_run(task, made, trials, ())
 
 
 def test_scores_are_counted_against_the_reference(benchmark):

@@ -6,7 +6,7 @@ import torch
 from kamera.certify.metrics import kl
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.registry import make_task
-from kamera.eval.tasks.report import collect
+from kamera.eval.tasks.report import results_of_run
 from kamera.eval.tasks.sample import Answered, TaskSample
 from kamera.eval.trial import Trial
 
@@ -49,7 +49,7 @@ def test_agreement_and_flip_recover_compare_decisions():
     item.meta.update(idx="1", counterpart_idx=None)
     said = {"reprefill": "C", "blind": "A", "patch@4": "The answer is (C)", "patch@1": "(A)"}
     answered = {arm: [Answered(item, text, task.score(text, item))] for arm, text in said.items()}
-    results = collect(task, answered, [Trial("x/1", arm, text) for arm, text in said.items()], ())
+    results = results_of_run(task, answered, [Trial("x/1", arm, text) for arm, text in said.items()], ())
     assert [row.agreement for row in results.arms] == [1.0, 0.0, 1.0, 0.0]
     assert [row.flip_recover for row in results.arms] == [1.0, 0.0, 1.0, 0.0]
 

@@ -56,7 +56,7 @@ def test_what_apply_times_writes_what_apply_patch_says():
     backbone = TINY.build(dtype=torch.float32)
     canonical = noise_kv(backbone, 40, seed=1)
     patch, offset = noise_patch(canonical, backbone.layout), [apply.CONTEXT] * backbone.axes
-    slot = kv_slice(forwards.room(backbone, 60), 20, 60)
+    slot = kv_slice(forwards.allocate_kv(backbone, 60), 20, 60)
     fused(slot, canonical, patch, backbone.layout, offset)
     wanted = apply_patch(canonical, patch, backbone.layout, offset)
     for got, want in zip(slot, wanted, strict=True):
@@ -110,13 +110,15 @@ def test_the_others_run_what_they_are_said_to_run(scene):
     assert work(scene, scene.reprefill, scene.behind_context)[1] == (1, length + question, 0)
     assert work(scene, scene.full, scene.behind_context)[1] == (1, length + question, 1)
     assert work(scene, scene.some)[1] == (1, 8 + question, 0)  # 15 % of 48, rounded up
-    behind_anchor = work(scene, scene.after_anchor, lambda: forwards.cache(scene.backbone, [scene.anchor]))
+    behind_anchor = work(
+        scene, scene.after_anchor, lambda: forwards.make_cache(scene.backbone, [scene.anchor])
+    )
     assert behind_anchor[1] == (1, length + question, 0)
 
 
 def test_the_one_forward_of_the_others_gives_the_window_s_logits(scene):
     alone = scene.holding(scene.segment)  # behind the system prompt alone its canonical is exact
-    cache = forwards.cache(scene.backbone, [former_of(alone).anchor.kv])
+    cache = forwards.make_cache(scene.backbone, [former_of(alone).anchor.kv])
     wanted = alone.next_token_logits(scene.question)
     torch.testing.assert_close(scene.after_anchor(cache), wanted, rtol=1e-4, atol=1e-5)
 

@@ -118,7 +118,7 @@ def test_words_are_no_special_tokens(tiny):
 def test_a_noise_patch_fits_the_budget_and_skips_layer_0(tiny):
     from kamera.ops import kv_bytes
 
-    canonical = forwards.room(tiny, 2048)
+    canonical = forwards.allocate_kv(tiny, 2048)
     for layer in canonical:
         for tensor in layer.values():
             tensor.normal_()

@@ -9,7 +9,7 @@ import torch
 
 from kamera.testbed import COLOURS, GLYPHS, TAGS, World
 from kamera.testbed.frames import CELL, DEFAULTS, pixels
-from kamera.testbed.world import resolve
+from kamera.testbed.world import answer_with_frames
 from lab.testbed.directories import load
 from lab.testbed.unled.muon import Muon, orthogonal
 from lab.testbed.unled.rows import caption, visible
@@ -98,14 +98,14 @@ def test_rows_say_the_truth_of_their_window(run, packed):
                 (index,) = sees
                 frames = shown.frames[: index + 1]
                 assert GLYPHS[shown.frames[index].glyph_of[TAGS.index(tag)]] == glyph
-                assert resolve(frames, "value", TAGS.index(tag))[0] == colour
+                assert answer_with_frames(frames, "value", TAGS.index(tag))[0] == colour
             elif words[0] == "glyph" and words[1] != "of":
                 (index,) = sees
                 assert COLOURS[shown.frames[index].colour_of[GLYPHS.index(words[1])]] == words[2]
             elif words[0] in ("value", "glyph", "colour"):
                 names = GLYPHS if words[0] == "colour" else TAGS
                 subject = names.index(words[3].removesuffix("?"))
-                assert resolve(shown.frames, words[0], subject)[0] == words[4]
+                assert answer_with_frames(shown.frames, words[0], subject)[0] == words[4]
     assert said == {"tag", "glyph", "value", "colour", "frames", "earlier"}
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from kamera.errors import RemoteUnavailable, StoreError
-from kamera.store import ChunkStore, Context, StoreAdmin, survivor
+from kamera.store import ChunkStore, Context, StoreAdmin, survivor_id
 from kamera.store.disk.tier import DiskTier
 from kamera.store.remote.listing import Listing
-from kamera.store.search.embedding import pack, unit
+from kamera.store.search.embedding import pack, unit_vector
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import (
     CONTEXT,
@@ -51,7 +51,7 @@ def picture(chunk: str, context: Context = CONTEXT, seed: int = 0) -> Any:
         seed=seed,
         input_ids=torch.tensor([PICTURE, PICTURE, 2]),
         vision=VISION,
-        embedding=pack(unit(np.arange(1.0, 5.0) + seed)),
+        embedding=pack(unit_vector(np.arange(1.0, 5.0) + seed)),
     )
 
 
@@ -125,7 +125,7 @@ def test_a_patch_behind_a_survivor_goes_with_any_chunk(root: Path, options: dict
     """It does not name all that it absorbed."""
     with ChunkStore.open(root, memory_limit=0, **options) as store:
         _, stay = fill(store)
-        blurred = store.put(patch(KEPT, antecedents=(survivor("x", "l" * 32),)))
+        blurred = store.put(patch(KEPT, antecedents=(survivor_id("x", "l" * 32),)))
         assert blurred in StoreAdmin(store).forget(GONE).removed
         assert {info.key for info in store.ls()} == stay
 
@@ -229,7 +229,7 @@ def test_forget_removes_dead_writers_files_and_reports_live(
         assert StoreAdmin(store).forget(GONE).left == ()
         assert not part.exists()
         part.write_bytes(encode(canonical(GONE), 1.0))
-        monkeypatch.setattr(DiskTier, "collect", lambda self: 0)  # as if its writer lived
+        monkeypatch.setattr(DiskTier, "remove_leftovers", lambda self: 0)  # as if its writer lived
         [left] = StoreAdmin(store).forget(GONE).left
         assert part.name in left
 

@@ -67,7 +67,7 @@ def test_no_byte_of_a_forgotten_id_is_left_in_any_file(root: Path, options: dict
             for form, data in {
                 "hex": one.encode(),
                 "raw": bytes.fromhex(one),
-                "veiled": codec.veil(one).encode(),
+                "veiled": codec.seal_id(one).encode(),
             }.items()
         }
         assert holding(root, needles) == []

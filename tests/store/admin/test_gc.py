@@ -16,7 +16,7 @@ from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.admin.gc import collect
 from kamera.store.disk.notes import HALF_LIFE
-from kamera.store.eviction import choose, value
+from kamera.store.eviction import choose, recompute_value
 from kamera.store.info import Weighed
 from kamera.store.pins import PinBook, PinCell
 from tests.store.builders import CONTEXT, canonical, patch
@@ -150,8 +150,8 @@ def test_more_recompute_per_byte_stays_longer() -> None:
         weighed("long", chunk="4", tokens=300),
     ]
     assert [v.object.key for v in choose(objects, (), 0, NOW)] == ["short", "large", "small", "long"]
-    assert value(weighed("c"), NOW) == value(weighed("p", "exact"), NOW) == 100.0
-    assert value(weighed("e", "encoding"), NOW) == 50.0
+    assert recompute_value(weighed("c"), NOW) == recompute_value(weighed("p", "exact"), NOW) == 100.0
+    assert recompute_value(weighed("e", "encoding"), NOW) == 50.0
 
 
 def test_a_patch_of_less_value_per_byte_leaves_first() -> None:
@@ -167,7 +167,7 @@ def test_a_poor_canonical_is_held_by_its_good_patches() -> None:
     home = weighed("home", chunk="1", bytes=1000)
     patches = [weighed(f"p{i}", "exact", "1", bytes=50, uses=9.0, used=NOW) for i in range(4)]
     other = weighed("other", chunk="2", bytes=1000, uses=1.0, used=NOW)
-    assert value(home, NOW) < value(other, NOW)
+    assert recompute_value(home, NOW) < recompute_value(other, NOW)
     assert [v.object.key for v in choose([home, *patches, other], (), 1300, NOW)] == ["other"]
 
 
@@ -233,14 +233,14 @@ def test_an_object_replaced_after_it_was_weighed_stays(root: Path, monkeypatch: 
     with ChunkStore.open(root) as store:
         store.put(canonical())
         store.put(patch(rank=1))
-        weigh = store._disk.index.weighed  # type: ignore[union-attr]
+        weigh = store._disk.index.weigh  # type: ignore[union-attr]
 
         def overtaken(tenant: str | None) -> list[Weighed]:
             found = list(weigh(tenant))
             store.put(patch(rank=3))
             return found
 
-        monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
+        monkeypatch.setattr(store._disk.index, "weigh", overtaken)  # type: ignore[union-attr]
         StoreAdmin(store).gc(0)
         monkeypatch.undo()
         assert [info.rank for info in store.ls()] == [3]

@@ -169,4 +169,4 @@ def test_no_path_is_made_of_what_is_no_name(root: Path, key: str) -> None:
         for use in (disk.read, disk.stamp, disk.info, disk.delete, disk.load):
             with pytest.raises(ValueError, match="name"):
                 use(key)
-        assert not disk.holds(key)
+        assert not disk.is_stored_intact(key)

@@ -35,7 +35,7 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
     with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
         keys = [store.put(canonical(name * 64)) for name in "abcd"]
         fixed = store.put(patch("d" * 64))
-        weigh = store._disk.index.weighed  # type: ignore[union-attr]
+        weigh = store._disk.index.weigh  # type: ignore[union-attr]
 
         def overtaken(tenant: str | None) -> list[Any]:
             found = list(weigh(tenant))
@@ -44,7 +44,7 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
             return found
 
         chosen, pinned = threading.Event(), threading.Event()
-        monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
+        monkeypatch.setattr(store._disk.index, "weigh", overtaken)  # type: ignore[union-attr]
         choose_first = PinBook.names_to_keep
 
         def kept(self: PinBook) -> set[str]:

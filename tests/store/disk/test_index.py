@@ -168,7 +168,7 @@ def test_what_gc_reads_comes_in_pages_that_sort_nothing(
     asked: list[tuple[str, tuple[str, ...]]] = []
     execute = index._db.execute
     monkeypatch.setattr(index._db, "execute", lambda sql, v=(): asked.append((sql, v)) or execute(sql, v))
-    assert len(list(index.weighed(tenant))) == 20
+    assert len(list(index.weigh(tenant))) == 20
     monkeypatch.undo()
     pages = [(sql, values) for sql, values in asked if "LEFT JOIN" in sql]
     assert len(pages) == 2
@@ -239,7 +239,7 @@ def test_a_rebuild_finds_what_reading_has_not_met_yet(tmp_path: Path) -> None:
     listed(path, ROWS)
     overwrite(path, path.stat().st_size - 4096, b"\xff" * 4096)
     index = filled(path, ROWS)
-    assert index.compare(afresh=True) == len(ROWS)
+    assert index.correct_all_rows(afresh=True) == len(ROWS)
     assert index._db.execute("PRAGMA integrity_check(1)") == [("ok",)]
     assert len(rows_of(index, tenant="")) == len(ROWS)
 

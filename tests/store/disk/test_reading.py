@@ -61,13 +61,13 @@ def damage(file: Path, place: int, mask: int = 1) -> None:
 
 def test_every_byte_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    into = FileSource.into
+    into = FileSource.read_into
 
     def spy(self: FileSource, start: int, view: memoryview) -> None:
         read.append(len(view))
         into(self, start, view)
 
-    monkeypatch.setattr(FileSource, "into", spy)
+    monkeypatch.setattr(FileSource, "read_into", spy)
     with ChunkStore.open(path) as store:
         found = store.get_canonical(CONTEXT, CHUNK)
         assert found is not None
@@ -118,7 +118,7 @@ def test_a_file_cut_short_is_refused(path: Path, cut: int) -> None:
 
 def test_a_file_cut_short_after_it_was_opened_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would kill the process if the file were mapped."""
-    into, file, cutting = FileSource.into, file_of(path), threading.Lock()
+    into, file, cutting = FileSource.read_into, file_of(path), threading.Lock()
 
     def overtaken(self: FileSource, start: int, view: memoryview) -> None:
         with cutting:  # threads read beside each other: a cut behind another one would write zeros
@@ -127,7 +127,7 @@ def test_a_file_cut_short_after_it_was_opened_is_refused(path: Path, monkeypatch
         into(self, start, view)
 
     with ChunkStore.open(path) as store:
-        monkeypatch.setattr(FileSource, "into", overtaken)
+        monkeypatch.setattr(FileSource, "read_into", overtaken)
         with pytest.raises(CorruptChunk, match="truncated"):
             store.get_canonical(CONTEXT, CHUNK)
 

@@ -79,11 +79,11 @@ def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
     names = [f"objects/{i:03d}" for i in range(count)]
     for i, name in enumerate(names):
         blobs.put(name, bytes([i % 256]) * (i + 1))
-    heads = blobs.heads([*names, "objects/none"], 10)
+    heads = blobs.read_heads([*names, "objects/none"], 10)
     assert heads[-1] is None
     for i, head in enumerate(heads[:-1]):
         assert head == BlobHead(bytes([i % 256]) * min(i + 1, 10), i + 1)
-    assert blobs.heads([], 10) == []
+    assert blobs.read_heads([], 10) == []
 
 
 def test_names_are_those_under_the_prefix_and_no_others(opener: Opener) -> None:

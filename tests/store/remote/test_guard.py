@@ -29,30 +29,30 @@ def breaker(clock: Clock) -> Breaker:
 def test_the_breaker_opens_after_failures_and_retries_once() -> None:
     clock = Clock()
     one = breaker(clock)
-    for outcome in (one.failure, one.success, one.failure):  # never two in a row
+    for outcome in (one.report_failure, one.report_success, one.report_failure):  # never two in a row
         assert one.allow()
         outcome()
     assert one.state == "closed" and one.allow()
-    one.failure()
+    one.report_failure()
     assert one.state == "open" and not one.allow()
     clock.now = 9.9
     assert not one.allow()
     clock.now = 10.0
     assert one.state == "half-open"
     assert one.allow() and not one.allow()
-    one.failure()
+    one.report_failure()
     assert one.state == "open" and not one.allow()
     clock.now = 20.0
     assert one.allow()
-    one.success()
+    one.report_success()
     assert one.state == "closed" and one.allow() and one.allow()
 
 
 def test_of_many_threads_one_makes_the_trial() -> None:
     clock = Clock()
     one = breaker(clock)
-    one.failure()
-    one.failure()
+    one.report_failure()
+    one.report_failure()
     clock.now = 10.0
     start, allowed = threading.Barrier(8), []
 
@@ -90,7 +90,7 @@ class Flaky:
     def put(self, name: str, data: bytes) -> None:
         self.get(name)
 
-    def heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
+    def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         raise NotImplementedError
 
     def delete(self, names: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ class Page:
         self.title = title
         self.stopping = False
 
-    def seen(self, request: Request) -> Lives:
+    def visible_lives(self, request: Request) -> Lives:
         """The lives. Raises what the application answers instead."""
         raise NotImplementedError
 
@@ -39,12 +39,12 @@ class Page:
 
     async def page(self, request: Request) -> Response:
         """The page, which asks for its lives."""
-        self.seen(request)
+        self.visible_lives(request)
         return HTMLResponse(page((), title=self.title, live=True), headers={"cache-control": "no-store"})
 
     async def events(self, request: Request) -> Response:
         """All lives, then those that go on, until ``stopping``."""
-        return EventSourceResponse(self._tell(self.seen(request)))
+        return EventSourceResponse(self._tell(self.visible_lives(request)))
 
     async def _tell(self, lives: Lives) -> AsyncIterator[ServerSentEvent]:
         count = -1
@@ -68,7 +68,7 @@ class PageServer(uvicorn.Server):
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A socket on an address; port 0 takes a free one. Raises StoreError."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
