@@ -43,7 +43,7 @@ def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(t
     one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
     one.send(HELLO, "s", **GREEDY)
     one.flush()
-    two._saved._thread.submit(gate.wait)  # a slow disk
+    two._saves._thread.submit(gate.wait)  # a slow disk
     two.send("from two", "s", **GREEDY)
     one.send("from one", "s", **GREEDY)
     one.flush()
@@ -66,7 +66,7 @@ def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(t
 
 def test_of_two_pools_that_open_one_id_at_once_the_first_saved_stays(tmp_path):
     one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
-    two._saved._thread.submit(gate.wait)
+    two._saves._thread.submit(gate.wait)
     two.send([{"role": "user", "content": "two"}], "s", **GREEDY)
     one.send([{"role": "user", "content": "one"}], "s", **GREEDY)
     one.flush()

@@ -78,7 +78,7 @@ def test_the_folder_of_another_tenant_is_refused(tmp_path):
     theirs.flush()
     (folder,) = [f.parent for f in tmp_path.glob("*/session.safetensors")]
     mine = opened(tmp_path, tenant="ben")
-    folder.rename(mine._saved._path("ben", "s"))
+    folder.rename(mine._saves._path("ben", "s"))
     with pytest.raises(IncompatibleChunk, match="tenant"):
         mine.send("more", "s", **GREEDY)
     assert mine.list_saved() == opened(tmp_path, tenant="ann").list_saved() == []

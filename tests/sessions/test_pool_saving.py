@@ -119,7 +119,7 @@ def test_a_kill_inside_of_a_save_leaves_a_whole_session(tmp_path, phase):
 def test_a_turn_waits_for_the_save_of_the_one_before(tmp_path):
     pool = opened(tmp_path)
     for turn in range(4):
-        pool._saved._thread.submit(time.sleep, 0.3)  # a slow disk
+        pool._saves._thread.submit(time.sleep, 0.3)  # a slow disk
         pool.send(LONG_TALK[: 2 * turn + 1], "s", **GREEDY)
         assert pool.metrics().saved >= turn
     pool.flush()
@@ -140,7 +140,7 @@ def test_an_evicted_session_comes_back_from_the_disk(tmp_path):
 
 def test_a_save_during_the_next_turn_holds_the_turn_before(tmp_path):
     pool, seen, gate = opened(tmp_path, policy=FULL, mode="amortize"), [], threading.Event()
-    pool._saved._thread.submit(gate.wait)
+    pool._saves._thread.submit(gate.wait)
     pool.send(TALK[:3], "s", **GREEDY)
     before = pool.session("s")
 
@@ -251,10 +251,10 @@ def test_a_save_that_fails_is_counted_and_told(tmp_path):
 
 def test_a_session_whose_save_cannot_begin_stays_its_conversations(tmp_path):
     pool = opened(tmp_path)
-    pool._saved._thread.shutdown()
+    pool._saves._thread.shutdown()
     with pytest.raises(RuntimeError, match="shutdown"):
         pool.send(HELLO, "s", **GREEDY)
-    pool._saved._start()
+    pool._saves._start()
     turn = pool.send("more", "s", **GREEDY)
     assert (turn.session_id, pool.metrics().forked, len(pool)) == ("s", 0, 1) and turn.report.kept > 0
 
