@@ -59,7 +59,7 @@ def test_a_file_that_is_swept_before_it_is_locked_is_begun_anew(
             assert really(swept[0])
         return really(descriptor)
 
-    monkeypatch.setattr(files, "taken", after_another)
+    monkeypatch.setattr(files, "try_lock", after_another)
     with publish_file(tmp_path / "a") as file:
         file.write(b"whole")
         assert len(names(tmp_path)) == 2, "the other has yet to remove the first one"
@@ -73,7 +73,7 @@ def test_where_nothing_can_be_locked_no_file_and_no_descriptor_stays(
     def unsupported(descriptor: int) -> bool:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(files, "taken", unsupported)
+    monkeypatch.setattr(files, "try_lock", unsupported)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(OSError, match="no locks"), publish_file(tmp_path / "a"):

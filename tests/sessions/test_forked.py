@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from kamera import KameraWindow, forks
-from kamera.window import persist as window_persist
+from kamera.window import SealedFile
 from tests.sessions.rig import seeing, speaking
 from tests.sessions.test_pool_saving import GREEDY, HELLO, opened
 
@@ -61,7 +61,7 @@ def test_a_child_forked_while_a_save_is_pending_does_not_wait_for_it(tmp_path, m
     pool = opened(tmp_path)
     pool.send(HELLO, "s", **GREEDY)
     pool.flush()
-    with stopped(monkeypatch, window_persist, "publish") as writing:
+    with stopped(monkeypatch, SealedFile, "publish") as writing:
         pool.send("slowly", "s", **GREEDY)
         assert writing.wait(DEADLINE)
         calls = {
@@ -79,7 +79,7 @@ def test_a_child_forked_while_a_save_is_pending_does_not_wait_for_it(tmp_path, m
 
 def test_a_save_under_way_holds_up_no_other_thread(tmp_path, monkeypatch):
     pool = opened(tmp_path)
-    with stopped(monkeypatch, window_persist, "publish") as writing:
+    with stopped(monkeypatch, SealedFile, "publish") as writing:
         pool.send(HELLO, "s", **GREEDY)
         assert writing.wait(DEADLINE)
         asked = threading.Thread(target=lambda: pool.session("s").next_token_logits("now?"), daemon=True)
@@ -98,7 +98,7 @@ def test_a_window_that_another_thread_was_changing_is_refused_in_a_child(monkeyp
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "be brief")
     window.append("one text")
     other = window.fork()
-    with stopped(monkeypatch, module._PlanRun, "act") as reached:
+    with stopped(monkeypatch, module._PlanRun, "run_steps") as reached:
         thread = threading.Thread(target=window.append, args=("another",))
         thread.start()
         assert reached.wait(DEADLINE)

@@ -59,17 +59,17 @@ class Fake:
     remote = None
 
     def __init__(self, objects: list[Weighed], pinned: set[str]) -> None:
-        self.disk = SimpleNamespace(index=self, collect=lambda: 0)
-        self.lower = [self.disk]
+        self.disk = SimpleNamespace(index=self, remove_leftovers=lambda: 0)
+        self.tiers_below_memory = [self.disk]
         self.pins = PinBook(PinCell())
         self.pins.pin([(name, 1) for name in pinned])
         self.gone: list[str] = []
         self._objects = objects
 
-    def weighed(self, tenant: str | None) -> list[Weighed]:
+    def weigh(self, tenant: str | None) -> list[Weighed]:
         return self._objects
 
-    def collect(self, objects: Sequence[Weighed]) -> list[bool]:
+    def remove_unpinned(self, objects: Sequence[Weighed]) -> list[bool]:
         self.gone.extend(found.key for found in objects)
         return [True] * len(objects)
 

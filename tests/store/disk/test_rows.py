@@ -177,7 +177,7 @@ def test_an_object_that_has_no_row_yet_is_listed_by_everybody(
     with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
         store.put(canonical())
         assert len(other.ls()) == 1
-        for call in ("put", "settle"):
+        for call in ("put", "correct_rows"):
             monkeypatch.setattr(store._disk.index, call, lambda *_: False)  # type: ignore[union-attr]
         store.put(patch())
         assert [path.suffix for path in (root / "tmp").iterdir()] == [".lock"]
