@@ -9,7 +9,7 @@ from kamera.engines import Engine
 from kamera.errors import UnknownChunk
 from kamera.patches.chunks import Facts
 from kamera.patches.identity import StoredIdentity
-from kamera.patches.later import pay_later
+from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses
 from kamera.patches.owed import Owed, put_owed, waiting_records
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
@@ -56,12 +56,21 @@ class Encodings:
         if not facts.encoded.tensors:
             return facts
         what = f"the encoding of chunk {chunk.id[:12]} was not kept"
-        owed = Owed(self._store, self.records(facts), self._losses, what)
-        if later:
-            self._waiting[self.context, chunk.id] = facts
-            pay_later(self._backbone, owed, facts.encoded.tensors.values())
+
+        def owed() -> list[Owed]:
+            return [Owed(self._store, self.records(facts), self._losses, what)]
+
+        def drop(why: str) -> None:
+            self._waiting.pop(name, None)
+            self._losses.note_for_next(f"{what}: {why}")
+
+        if later:  # not even the record is made before the first token
+            queue, name = later_of(self._backbone), (self.context, chunk.id)
+            self._waiting[name] = facts
+            self._store.awaited[id(queue)] = queue.flush
+            queue.add(owed, Worth.CHUNK, facts.encoded.tensors.values(), drop, reads=())
         else:
-            put_owed([owed])
+            put_owed(owed())
         return facts
 
     def records(self, facts: Facts) -> list[EncodingRecord]:
