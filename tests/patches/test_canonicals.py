@@ -10,7 +10,7 @@ import torch
 from kamera.errors import ComputationChanged, IncompatibleChunk, StoreError, UnknownChunk
 from kamera.patches import Former, Losses, keep_patch, later_of, prefill_anchor, put_owed
 from kamera.patches.identity import EVERY
-from kamera.store import ChunkStore, Put
+from kamera.store import ChunkStore, EncodingRecord, Put
 from tests.engines.compare import worst
 from tests.patches.engine import (
     WHOLE,
@@ -174,6 +174,18 @@ def test_an_encoding_that_waits_for_the_store_is_known_to_every_former_on_it(eng
         read.encoded.tensors["features"], made.encoded.tensors["features"]
     )
     assert len(store.ls("encoding")) == 1
+
+
+def test_the_record_of_an_encoding_is_made_by_later_work(engine, former, monkeypatch):
+    records, check = [], EncodingRecord.__post_init__
+    monkeypatch.setattr(EncodingRecord, "__post_init__", lambda one: records.append(one) or check(one))
+    opened = threading.Event()
+    later_of(engine).add(lambda: opened.wait() and None)
+    former.encodings.make(picture(1), later=True)
+    early = len(records)
+    opened.set()
+    later_of(engine).flush()
+    assert early == 0 < len(records)
 
 
 # -- the computation ---------------------------------------------------------------------------
