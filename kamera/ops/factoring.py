@@ -36,8 +36,8 @@ def stacks(deltas: Deltas) -> Iterator[Stack]:
 def factor(delta: torch.Tensor, rank: int | None = None) -> LowRank:
     """The best rank-``rank`` factors of ``delta`` ``[tokens, features]`` in the Frobenius norm; None: all.
 
-    `strongest` has the bound. Directions without energy are dropped, so the rank of the result can be smaller
-    than ``rank``, down to 0.
+    `strongest_directions` has the bound. Directions without energy are dropped, so the rank of the result can
+    be smaller than ``rank``, down to 0.
     """
     if delta.dim() != 2:
         raise ValueError(f"delta must be [tokens, features], got {tuple(delta.shape)}")

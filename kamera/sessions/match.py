@@ -12,7 +12,7 @@ from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, count_anchor_segments
-from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest, worth_to_others
+from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest_treatment, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, terms_in_force
 
@@ -53,7 +53,7 @@ def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Cand
     if layout is None or window is None:
         return None
     policy = terms_in_force(window).served
-    on_leave = laxest(session.manner.mode, policy.minimum, policy.samples)
+    on_leave = laxest_treatment(session.manner.mode, policy.minimum, policy.samples)
     clean = [end for _, end in layout.runs[: first_that_knows_more(window.slots)]]
     return Candidate(layout, worth_to_others(window), on_leave, tails, clean[-1] if clean else 0)
 

@@ -59,7 +59,7 @@ def mode_of(on_leave: OnLeave) -> Applied:
     return next(mode for mode in get_args(Applied) if _ON_LEAVE[mode] == on_leave)
 
 
-def laxest(mode: str, minimum: Guarantee, samples: bool) -> OnLeave:
+def laxest_treatment(mode: str, minimum: Guarantee, samples: bool) -> OnLeave:
     """The least strict treatment that ``mode`` may come to under a policy's ``minimum``, at any cost.
 
     A repair that ``samples`` completes chunks from KV that knows what has left, as one that keeps them does.

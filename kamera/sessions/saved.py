@@ -26,7 +26,7 @@ from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.document import SESSION, Document, lock_folder, read_document
 from kamera.sessions.match import Candidate
-from kamera.sessions.modes import Manner, laxest
+from kamera.sessions.modes import Manner, laxest_treatment
 from kamera.sessions.persist import load_session, save_session
 
 _log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class SavedSessions:
         for header in self._read_headers():
             same = (header.fingerprint, header.tenant, header.policy, header.max_tokens, header.kind) == own
             if same and header.id is not None and header.window is not None:
-                on_leave = laxest(manner.mode, header.window.minimum, samples)
+                on_leave = laxest_treatment(manner.mode, header.window.minimum, samples)
                 sessions[header.id] = Candidate(header.window.layout, header.window.guarantee, on_leave)
         return sessions
 

@@ -27,7 +27,7 @@ def keep_ends(head: int, tail: int) -> EditPolicy:
     _check(head, tail)
 
     def keep_ends(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        middle = _middle(messages, head, tail)
+        middle = _middle_indices(messages, head, tail)
         return [dict(m) for i, m in enumerate(messages) if i not in middle]
 
     return keep_ends
@@ -44,7 +44,7 @@ def summarise(
     _check(head, tail)
 
     def summarise(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        middle = _middle(messages, head, tail)
+        middle = _middle_indices(messages, head, tail)
         out: list[dict[str, Any]] = []
         for i, message in enumerate(messages):
             if i not in middle:
@@ -62,7 +62,7 @@ def _check(head: int, tail: int) -> None:
         raise ValueError(f"head={head}, tail={tail}: keep at least 0 messages at the start and 1 at the end")
 
 
-def _middle(messages: Sequence[Message], head: int, tail: int) -> set[int]:
+def _middle_indices(messages: Sequence[Message], head: int, tail: int) -> set[int]:
     count = len(messages)
     stop = max(head, count - tail)
     while stop > head and stop < count and messages[stop].get("role") == "tool":

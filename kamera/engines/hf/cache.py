@@ -280,9 +280,9 @@ class AllMade(Exception):
 class CompletingCache(DynamicCache):
     """A cache in which the KV of a few tokens of chunks is computed anew, and that of the others completed.
 
-    Of ``held``, which is not written, ``pieces`` stand in a sequence of ``total`` tokens. ``parts`` are the
+    Of ``past``, which is not written, ``pieces`` stand in a sequence of ``total`` tokens. ``parts`` are the
     chunks that a forward runs tokens of, in its order: the first place of each, its number of tokens, and
-    its completion; without one all its tokens run. ``made`` holds, by part and layer, what became of them.
+    its completion; without one all its tokens run. ``kvs`` are, by part and layer, the KV they got.
     The last layer that keeps KV raises AllMade: nobody reads what its rows attend to.
     """
 

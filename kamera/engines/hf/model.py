@@ -60,7 +60,7 @@ class Model(HfContents):
             self.quiet = watch.is_as_noted() and probe.counts_of_writes(watch) == write_counts
             self.mask_input = encoding.mask_input_name(self.model, self.door, ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
-        probe.refuse_wrapped(model, model_cache.cache_tensors(cache))
+        probe.refuse_tensor_subclasses(model, model_cache.cache_tensors(cache))
         devices = model_cache.layer_devices(cache)
         self.groups = layer_groups(self.layout, devices)
         self.devices = [devices[layers[0]] for layers in self.groups]

@@ -256,7 +256,7 @@ def refuse_unsupported(model: nn.Module) -> None:
         )
 
 
-def refuse_wrapped(model: nn.Module, kv: Sequence[torch.Tensor]) -> None:
+def refuse_tensor_subclasses(model: nn.Module, kv: Sequence[torch.Tensor]) -> None:
     """Raise UnsupportedBackbone for KV in tensors of a class of their own, which no kernel can read."""
     kinds = sorted({type(tensor).__name__ for tensor in kv if type(tensor) is not torch.Tensor})
     if kinds:

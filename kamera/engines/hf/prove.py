@@ -85,7 +85,7 @@ def prove_relocation(
         moved_kv, _ = forwards.run(model, span, moved_positions)
     except NonFiniteKV as error:
         return OperatorProof(math.inf, str(error), 0.0, step)
-    rounding = _rounding(model, base_kv, moved_kv)
+    rounding = _layer_tolerances(model, base_kv, moved_kv)
     turned_kv = kv_map(base_kv, torch.clone)
     serve(turned_kv, base_kv, None, model.layout, step, phased_only=True)
     whole = _write_span(model, base_kv, None, step)
@@ -109,7 +109,7 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     _, cache = forwards.run(model, antecedent, a + shift)
     reprefill, _ = forwards.run(model, span, b + shift, cache)
     far_offset = tuple(x + y for x, y in zip(patch_offset, step, strict=True))
-    rounding = _rounding(model, conditioned_kv, reprefill)
+    rounding = _layer_tolerances(model, conditioned_kv, reprefill)
     return _worst(
         compare_kv(_write_span(model, canonical, patch, far_offset), reprefill, far_offset, rounding)
     )
@@ -269,7 +269,7 @@ def _safe_offset(model: Model, offset: tuple[int, int, int]) -> tuple[int, ...]:
     return tuple(min(w, room) for w in offset[: model.axes])
 
 
-def _rounding(model: Model, one: KV, other: KV) -> Sequence[float]:
+def _layer_tolerances(model: Model, one: KV, other: KV) -> Sequence[float]:
     """By layer, the tolerance for two forwards of the same tokens."""
     tolerances = []
     for layer, other_layer, spec in zip(one, other, model.layout, strict=True):
