@@ -10,7 +10,7 @@ from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import StoredIdentity, identify
-from kamera.patches.later import pay_later
+from kamera.patches.later import put_later
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, put_owed, waiting_records
 from kamera.store import CanonicalRecord, ChunkStore
@@ -92,7 +92,7 @@ def anchor_of(
     owed = Owed(store, [record], losses, "the system prompt was not kept", later)
     if later:
         waiting_records(store).anchors[context, digest] = anchor
-        pay_later(backbone, owed, kv_tensors(kv))
+        put_later(backbone, owed, kv_tensors(kv))
     else:
         put_owed([owed])
     return anchor

@@ -105,14 +105,14 @@ class ProbeSchedule:
         later_of(backbone).add(ask, Worth.PROBE, dropped=dropped)
 
 
-_askings: weakref.WeakKeyDictionary[Engine, ProbeSchedule] = weakref.WeakKeyDictionary()
+_schedules: weakref.WeakKeyDictionary[Engine, ProbeSchedule] = weakref.WeakKeyDictionary()
 _making = forks.Lock()
 
 
 def probe_schedule_of(backbone: Engine) -> ProbeSchedule:
     """When the model of a backbone is asked: one for all its windows in this process."""
     with _making:
-        return _askings.setdefault(backbone, ProbeSchedule())
+        return _schedules.setdefault(backbone, ProbeSchedule())
 
 
 class StoredIdentity(NamedTuple):
@@ -138,9 +138,8 @@ class StoredIdentity(NamedTuple):
         answers otherwise than at first.
         """
         same = backbone.fingerprint == self.fingerprint
-        if (
-            same and ask and probe_schedule_of(backbone).check(backbone)
-        ):  # the probe may see more than the witness
+        # the probe may see more than the witness
+        if same and ask and probe_schedule_of(backbone).check(backbone):
             same = backbone.fingerprint == self.fingerprint
         if not same:
             raise IncompatibleChunk(

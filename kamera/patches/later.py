@@ -356,7 +356,7 @@ def later_of(backbone: Engine) -> Later:
         return queue
 
 
-def pay_later(backbone: Engine, owed: Owed, holds: Iterable[torch.Tensor]) -> None:
+def put_later(backbone: Engine, owed: Owed, holds: Iterable[torch.Tensor]) -> None:
     """Put records as later work, which keeps the tensors ``holds``. A store that is closed waits for it."""
     queue = later_of(backbone)
     owed.store.awaited[id(queue)] = queue.flush

@@ -185,7 +185,7 @@ class Index:
         return int(self._ask("SELECT COALESCE(SUM(bytes), 0) FROM objects")[0][0])
 
     def weigh(self, tenant: str | None = None) -> Iterator[Weighed]:
-        """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay veiled."""
+        """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay sealed."""
         self.notes.flush()
         # the plus keeps SQLite on the primary key: by tenant it would sort the whole store for every page
         only = "" if tenant is None else "AND +tenant = ?"

@@ -39,7 +39,7 @@ Stamped = tuple[ObjectInfo, str]
 
 
 def row_of(info: ObjectInfo, stamp: str, codec: Codec) -> tuple[Any, ...]:
-    """The row of an object; ids are veiled as ``codec`` says, so that equal ones can be searched."""
+    """The row of an object; ids are sealed as ``codec`` says, so that equal ones can be searched."""
     plain = Weighed.of(info)._replace(stamp=stamp)
     fields = {name: getattr(plain, name) for name in FIELDS}
     ids = {name: codec.seal_id(fields[name]) for name in _IDS if fields[name] or name != "base"}
@@ -49,12 +49,12 @@ def row_of(info: ObjectInfo, stamp: str, codec: Codec) -> tuple[Any, ...]:
 
 def read_row(row: tuple[Any, ...], codec: Codec) -> Stamped | None:
     """The inverse of `row_of`; None for a row that it did not make."""
-    *fields, veiled_info, signature = row
+    *fields, sealed_info, signature = row
     try:
         if codec.sign(json.dumps(row[:-1])) != signature:
             return None
         columns = Weighed(*fields)
-        return _CONVERTER.structure(json.loads(codec.open_id(veiled_info)), ObjectInfo), columns.stamp
+        return _CONVERTER.structure(json.loads(codec.open_id(sealed_info)), ObjectInfo), columns.stamp
     except (KameraError, AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
