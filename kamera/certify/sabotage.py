@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 
@@ -52,23 +53,33 @@ class Material:
         return replace(self, offset=offset, layout=layout, patch=patch)
 
 
+WrongPatch = Literal[
+    "patch not turned",
+    "K not patched",
+    "V not patched",
+    "layers exchanged",
+    "layer dropped",
+    "patch scaled",
+    "another chunk's patch",
+    "random patch",
+    "stale patch",
+]
+"""What is done to a patch, or taken in its place."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What a build does wrong: factors of the ways along the axes and of the rotation's base, or the patch.
 
-    ``patch`` names what is done to a patch, or taken in its place. What concerns the rotation alone ("")
+    ``patch`` names what is done to a patch, or taken in its place. What concerns the rotation alone (None)
     survivors share: they are served as computed, moved.
     """
 
     steps: tuple[int, int, int] = (1, 1, 1)
     theta: float = 1.0
-    patch: str = ""
+    patch: WrongPatch | None = None
 
 
-_OF_PATCH = (
-    *("patch not turned", "K not patched", "V not patched", "layers exchanged", "layer dropped"),
-    *("patch scaled", "another chunk's patch", "random patch", "stale patch"),
-)
 SABOTAGES = {
     "no rotation": Fault(steps=(0, 0, 0)),
     "rotated twice": Fault(steps=(2, 2, 2)),
@@ -77,7 +88,7 @@ SABOTAGES = {
     "axis w not rotated": Fault(steps=(1, 1, 0)),
     "wrong theta": Fault(theta=THETA),
 }
-SABOTAGES |= {name: Fault(patch=name) for name in _OF_PATCH}
+SABOTAGES |= {name: Fault(patch=name) for name in get_args(WrongPatch)}
 """Faults by name. K means the phased channels (k_pe of MLA too), V the free ones."""
 
 
@@ -97,7 +108,7 @@ def _turn_by(theta: float, spec: LayerLayout) -> LayerLayout:
     return replace(spec, channels=tuple(channels))
 
 
-def _wrong_patch(of: Material, kind: str) -> Patch:
+def _wrong_patch(of: Material, kind: WrongPatch) -> Patch:
     if kind == "another chunk's patch":
         return fit_rows(of.another, of.patch)
     if kind == "random patch":
@@ -118,7 +129,7 @@ def _wrong_patch(of: Material, kind: str) -> Patch:
     return Patch.of(tuple(layers))
 
 
-def _wrong_factors(of: Material, channel: Channel, low: LowRank, kind: str) -> LowRank | None:
+def _wrong_factors(of: Material, channel: Channel, low: LowRank, kind: WrongPatch) -> LowRank | None:
     """The factors of one channel of a layer; None for none."""
     if kind == "patch not turned":  # so that the turn of the sum leaves the patch as it is stored
         return rotate_factors(low, channel, [-way for way in of.offset])

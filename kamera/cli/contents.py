@@ -114,7 +114,7 @@ def add_relative_sizes(objects: list[Document], store: Path | None, codec: Codec
 
 def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
-    header, tensors, _ = WINDOW.read(directory)
+    header, tensors = WINDOW.read(directory)
     with refuse_malformed(directory / WINDOW.name):
         chunks = []
         for i, (seat, chunk) in enumerate(zip(header["seats"]["seats"], header["chunks"], strict=True)):

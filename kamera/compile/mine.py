@@ -38,7 +38,7 @@ def recurring_windows(
     tokens: int | None = None,
     stored: Collection[str] | None = None,
 ) -> list[Recurrence]:
-    """The recurring windows of a trace (`kamera.window.trace`), the largest savings first.
+    """The recurring windows of a trace (`kamera.window.Trace`), the largest savings first.
 
     An arrival of a chunk behind given antecedents counts if it occurred at least ``times`` times. Returns at
     most ``top`` windows with at most ``tokens`` to prefill in all. Windows end before the first chunk that

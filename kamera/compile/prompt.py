@@ -93,7 +93,7 @@ class PromptObjects:
             chunk = self._build(source)
             if self.has_canonical(chunk.id):
                 return Location(chunk.id, chunk.num_tokens)
-            put_owed(self.former.canonical_and_records(self._encode(chunk))[1])
+            put_owed(self.former.canonical_and_owed(self._encode(chunk))[1])
             self._count(chunk.id)
             return Location(chunk.id, chunk.num_tokens, formed=True)
         except (StoreError, StoreVersionError):

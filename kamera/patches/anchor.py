@@ -10,7 +10,7 @@ from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import StoredIdentity, identify
-from kamera.patches.later import put_later
+from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, put_owed, waiting_records
 from kamera.store import CanonicalRecord, ChunkStore
@@ -91,8 +91,10 @@ def anchor_of(
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
     owed = Owed(store, [record], losses, "the system prompt was not kept", later)
     if later:
+        queue = later_of(backbone)
         waiting_records(store).anchors[context, digest] = anchor
-        put_later(backbone, owed, kv_tensors(kv))
+        store.awaited[id(queue)] = queue.flush
+        queue.add(lambda: [owed], Worth.CHUNK, kv_tensors(kv), owed.drop, reads=())
     else:
         put_owed([owed])
     return anchor

@@ -33,8 +33,8 @@ class Catalogue:
     patch that is in progress in ``queue``. An unusable object counts as absent, and the notes say so; store
     errors go to ``losses``.
 
-    A row may be wrong: a caller that reads the tensors and finds something else calls `refuse`, and decides
-    again.
+    A row may be wrong: a caller that reads the tensors and finds something else calls `mark_wrong`, and
+    decides again.
     """
 
     def __init__(self, store: ChunkStore, context: Context, queue: Later | None, losses: Losses) -> None:

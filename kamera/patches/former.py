@@ -147,11 +147,11 @@ class Former:
         also make up for the loss of the coding. ``leading``: it is served right behind the anchor, so one
         prefilled just now comes as the model computed it, exact in any store.
         """
-        copy, owed = self.canonical_and_records(facts, leading=leading)
+        copy, owed = self.canonical_and_owed(facts, leading=leading)
         put_owed(owed)
         return copy if leading else self._remember(facts.chunk_id, copy)
 
-    def canonical_and_records(self, facts: Facts, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
+    def canonical_and_owed(self, facts: Facts, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
         """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
         held = self.find_canonical(facts)
         if held is not None:

@@ -157,15 +157,15 @@ def identify(backbone: Engine, *, later: bool = False) -> StoredIdentity:
     """
     if backbone.facts.no_reuse:
         raise UnsupportedBackbone(backbone.facts.no_reuse)
-    asking = probe_schedule_of(backbone)
+    schedule = probe_schedule_of(backbone)
     if later:
-        asking.begin(backbone)
+        schedule.begin(backbone)
     else:
-        asking.ask(backbone)
+        schedule.ask(backbone)
     fingerprint, vision = backbone.fingerprint, backbone.identity.vision()  # the probe may have seen more
 
     def text(of_features: bool) -> str:
-        told = asking.answers(backbone, fingerprint)
+        told = schedule.answers(backbone, fingerprint)
         some = {name: answer for name, answer in told.items() if (name == FEATURES) is of_features}
         return probe_text(some, backbone.identity.tolerance)
 

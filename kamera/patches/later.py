@@ -116,7 +116,7 @@ class Later:
         self._waiting: deque[LaterPiece] = deque()
         self._ready: list[LaterPiece] = []
         self._owed: list[tuple[LaterPiece, list[Owed]]] = []
-        self._paying = threading.Lock()
+        self._putting = threading.Lock()
         self._running = 0
         self._held: dict[int, list[int]] = {}  # bytes at an address, and how many pieces hold them
         self._named: Counter[Hashable] = Counter()  # pieces in progress, by name
@@ -254,7 +254,7 @@ class Later:
 
     def _put_owed(self) -> None:
         """Put all that is owed; afterwards it is, whoever put it."""
-        with self._paying:
+        with self._putting:
             with self._changed:
                 owed, self._owed, self._hurried = self._owed, [], False
                 self._running += 1
@@ -354,10 +354,3 @@ def later_of(backbone: Engine) -> Later:
         if queue is None:
             queue = _queues[backbone] = Later(backbone)
         return queue
-
-
-def put_later(backbone: Engine, owed: Owed, holds: Iterable[torch.Tensor]) -> None:
-    """Put records as later work, which keeps the tensors ``holds``. A store that is closed waits for it."""
-    queue = later_of(backbone)
-    owed.store.awaited[id(queue)] = queue.flush
-    queue.add(lambda: [owed], Worth.CHUNK, holds, owed.drop, reads=())

@@ -65,7 +65,7 @@ def patch_to_put(
     former: Former, facts: Facts, copy: Copy, before: Before, base: str, sample: SampleSize | None
 ) -> list[Owed]:
     """Form a patch as `keep_patch` does. Return its record, and that of a new canonical, to be put later."""
-    canonical, owed = (former.base_copy(facts, base), []) if base else former.canonical_and_records(facts)
+    canonical, owed = (former.base_copy(facts, base), []) if base else former.canonical_and_owed(facts)
     if canonical is None or facts.chunk_id in former.losses.unkept:
         return owed
     try:

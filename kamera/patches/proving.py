@@ -81,7 +81,7 @@ class _Seen(NamedTuple):
 
 class Prover:
     """Forms patches whose KV is near the true KV and answers as it does, within ``tolerance`` nats
-    (`Proof.within`).
+    (`Proof.holds_at`).
 
     Asks `QUESTIONS`, and the last questions of `remember`. Without a tokenizer a chunk of text is asked for
     its own first tokens and those of the texts before it, as if they were quoted; a picture's patch has only

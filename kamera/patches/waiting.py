@@ -55,7 +55,7 @@ def _form(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
             owed += made or ()
             for facts in group if made is None else ():
                 try:
-                    owed += former.canonical_and_records(facts)[1]
+                    owed += former.canonical_and_owed(facts)[1]
                 except Exception as error:  # the others are archived all the same
                     failed.append(error)
         if failed:

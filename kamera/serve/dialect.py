@@ -79,8 +79,8 @@ class Dialect:
     """One request in one API's words, and its answer.
 
     ``asked`` is read from the ``body`` at construction, which raises InvalidRequest. Each API writes the
-    answer as one object (``whole``), or as events: ``opening`` before the first text, ``piece`` for each
-    text, ``closing`` with calls and usage; `error_events` if the answer breaks off.
+    answer as one object (``whole_answer``), or as events: ``opening_events`` before the first text,
+    ``piece_events`` for each text, ``closing_events`` with calls and usage; `error_events` if it breaks off.
     """
 
     prefix = ""

@@ -32,10 +32,11 @@ from kamera.window import Saved, SealedFile, refuse_malformed
 MEDIA = "media"
 """The folder of its pictures."""
 
-SESSION = SealedFile("session", 1, (MEDIA, "window-*"))
+SESSION = SealedFile("session", 1, (MEDIA, f"window-{'[0-9a-f]' * 16}"))
 """The file of a saved session, which is published last, beside its pictures and its window."""
 
-_WINDOW = re.compile(r"window-[0-9a-f]{16}")
+WINDOW_FOLDER = re.compile(r"window-[0-9a-f]{16}")
+"""The name of a folder of a window of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class SavedWindow:
     def __post_init__(self) -> None:
         prompt, runs = self.layout.prompt, self.layout.runs
         stops = [0, *(segment.stop for segment in prompt.segments)]
-        if not _WINDOW.fullmatch(self.folder):
+        if not WINDOW_FOLDER.fullmatch(self.folder):
             raise ValueError(f"{self.folder!r} is no window's folder")
         if [segment.start for segment in prompt.segments] != stops[:-1] or prompt.stable != stops[-1]:
             raise ValueError("the segments of a prompt follow one another")
@@ -115,8 +116,10 @@ def read_document(path: Path, store: ChunkStore | None = None, name: str | None 
     for a damaged, malformed or displaced one, ForeignObject for one that was not written with the store's
     secret, StoreVersionError for one of another format.
     """
-    where, json_value = path / SESSION.name, SESSION.read(path).document
+    where, (json_value, tensors) = path / SESSION.name, SESSION.read(path)
     with refuse_malformed(where):
+        if tensors:  # nothing signs them
+            raise ValueError("a session has no tensors")
         mark = json_value.pop("signature")
         document = _parse_document({k: value for k, value in json_value.items() if k != "version"})
         if _text(document.to_json()) != _text(json_value):  # a value of another type, or an entry of no field

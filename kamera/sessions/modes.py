@@ -86,15 +86,15 @@ def worth_to_others(window: KameraWindow | EngineWindow) -> Guarantee:
     return weakest({*guarantees, "survivor"} if "sampled" in guarantees else guarantees)
 
 
-def choices(modes: Sequence[str], minimum: Guarantee, separate_segments: bool = False) -> tuple[OnLeave, ...]:
+def choices(modes: Sequence[str], minimum: Guarantee, keeps_apart: bool = False) -> tuple[OnLeave, ...]:
     """The treatments from which an edit under ``modes`` and a policy's ``minimum`` chooses.
 
     The strictest of several holds for all, since segments behind one edit are also behind the earlier ones.
-    ``separate_segments``: auto does not choose "exact", which prefills segments joined, so that none of them
+    ``keeps_apart``: auto does not choose "exact", which prefills segments joined, so that none of them
     is found again elsewhere.
     """
     if minimum == "exact":
         return ("exact",)
     least = max((_STRICTNESS.index(_ON_LEAVE[mode]) for mode in modes if mode != "auto"), default=0)
-    most = _STRICTNESS.index("repair" if separate_segments else "exact") if "auto" in modes else least
+    most = _STRICTNESS.index("repair" if keeps_apart else "exact") if "auto" in modes else least
     return _STRICTNESS[least : max(least, most) + 1]

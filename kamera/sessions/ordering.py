@@ -50,7 +50,7 @@ class Choice(NamedTuple):
 class Orders:
     """The orders of a ``prompt`` in a window with these ``slots``, whose layout was ``old_layout``.
 
-    ``media`` are the prompt's pictures and clips, by digest. With ``separate_segments`` each is to stand
+    ``media`` are the prompt's pictures and clips, by digest. With ``keeps_apart`` each is to stand
     apart, else glue is one run with a text. A text that came before (an extent of ``repeats``) stands as the
     chunk that it was. The window ``samples``. A new chunk is made once.
     """
@@ -61,7 +61,7 @@ class Orders:
     slots: Sequence[Slot | EngineSlot]
     media: Mapping[str, ProcessedMedia]
     repeats: Collection[Extent] = ()
-    separate_segments: bool = False
+    keeps_apart: bool = False
     samples: bool = False
     _chunks: dict[Run, Chunk] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class Orders:
         if on_leave == "exact":
             return [*front, *self._glue(self._split(pieces), shortest=0, longest=LONGEST)]
         pieces = self._close(pieces)
-        if not self.separate_segments:
+        if not self.keeps_apart:
             shortest = 0 if on_leave != "repair" else SHORTEST_KEPT if self.samples else GLUE
             pieces = self._glue(pieces, shortest=shortest, longest=GLUE - 1)
         return [*front, *pieces]

@@ -26,13 +26,20 @@ from kamera.content import Clip, kind_of, load_image, load_media, media_item, to
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.files import publish_file
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.document import MEDIA, SESSION, Document, SavedWindow, read_document, sign_document
+from kamera.sessions.document import (
+    MEDIA,
+    SESSION,
+    WINDOW_FOLDER,
+    Document,
+    SavedWindow,
+    read_document,
+    sign_document,
+)
 from kamera.sessions.modes import Manner, worth_to_others
 from kamera.sessions.showing import State
 from kamera.store import Folder
 from kamera.window import KameraWindow, refuse_malformed, terms_in_force
 
-_WINDOW = "window-"
 _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
 
 
@@ -47,7 +54,7 @@ def save_session(
     files: dict[str, bytes] = {}
     window, saved_window = state.window, None
     if window is not None and state.layout is not None:
-        folder = f"{_WINDOW}{secrets.token_hex(8)}"
+        folder = f"window-{secrets.token_hex(8)}"
         minimum = terms_in_force(window).served.minimum
         saved_window = SavedWindow(folder, "", worth_to_others(window), minimum, state.layout)
     document = Document(
@@ -214,10 +221,11 @@ def _check_order(path: Path, state: State, name: str | None, strict: bool) -> No
 
 
 def _clear(path: Path, window: str | None, media: set[str]) -> None:
-    """Remove windows and pictures that the published session does not name."""
-    for entry in os.listdir(path):
-        if entry.startswith(_WINDOW) and entry != window:
+    """Remove windows and pictures that the published session does not name; what is not ours stays."""
+    for entry in filter(WINDOW_FOLDER.fullmatch, os.listdir(path)):
+        if entry != window:
             shutil.rmtree(path / entry, ignore_errors=True)
-    for name in set(os.listdir(path / MEDIA)) - media:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path / MEDIA / name)
+    for name in filter(_PICTURE.fullmatch, os.listdir(path / MEDIA)):
+        if name not in media:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path / MEDIA / name)

@@ -222,8 +222,8 @@ def choose_treatment(
         layout = keep_head(window, layout, prompt) if is_borrowed else _cut_to(window, layout, prompt)
     _check_length(anchors, prompt, media)
     repeats = () if recut_prompt is None else recut_prompt.again
-    separate_segments, samples = stands_apart(window, reuse), served_policy.samples
-    orders = Orders(anchors, prompt, layout, window.slots, media, repeats, separate_segments, samples)
+    keeps_apart, samples = stands_apart(window, reuse), served_policy.samples
+    orders = Orders(anchors, prompt, layout, window.slots, media, repeats, keeps_apart, samples)
     treatments = choices(modes, served_policy.minimum, reuse)
     return cheapest(window, treatments, orders, policy), recut_prompt
 

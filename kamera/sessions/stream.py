@@ -34,9 +34,10 @@ class Stream:
 
     ``stop`` are strings that end the answer: neither its text nor the history contains the one that did.
     ``stopped`` is that one. With ``calls``, the form of tool calls, text from a call on is not told, nor
-    white space before it: ``told`` is the number of characters that were, and `Turn.content` has the rest. A
-    subclass overrides `tell`. Each answer takes a stream of its own. Beam search tells its text at the end,
-    and no tokens.
+    white space before it: ``told`` is the number of characters that were, and `Turn.content` has the rest.
+    ``steps`` is the number of tokens up to now, ``seconds`` the time from the request to the first token's
+    logits (None before). A subclass overrides `tell`. Each answer takes a stream of its own. Beam search
+    tells its text at the end, and no tokens.
     """
 
     def __init__(self, stop: Sequence[str] = (), calls: CallForm | None = None) -> None:
@@ -50,8 +51,8 @@ class Stream:
         self.told = 0
         self._at = self._length = 0  # the first token decoded again, and its characters in the text already
         self._search_start = 0
-        self.steps = 0  # tokens of the answer up to now
-        self.seconds: float | None = None  # from the request to the first token's logits
+        self.steps = 0
+        self.seconds: float | None = None
         self._engine: Engine | None = None
         self._start_time, self._prompt = 0.0, 0
         self._most: int | None = None

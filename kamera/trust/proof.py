@@ -111,9 +111,9 @@ class Proof:
         if not isinstance(told, Mapping) or told.keys() != {"kl", "flips", "tokens", "kv", "asked"}:
             return None
         numbers, counts, asked = (told["kl"], told["kv"]), (told["flips"], told["tokens"]), told["asked"]
-        valid = all(type(x) in (int, float) and 0.0 <= x < math.inf for x in numbers)
-        valid = valid and all(type(n) is int and n >= 0 for n in counts)
-        if not valid or not isinstance(asked, list | tuple) or not all(map(is_sketch, asked)):
+        sound = all(type(x) in (int, float) and 0.0 <= x < math.inf for x in numbers)
+        sound &= all(type(n) is int and n >= 0 for n in counts)
+        if not sound or not isinstance(asked, list | tuple) or not all(map(is_sketch, asked)):
             return None
         return cls(float(told["kl"]), told["flips"], told["tokens"], float(told["kv"]), tuple(asked))
 

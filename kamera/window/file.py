@@ -3,8 +3,8 @@
 Everything is in one file, so that one rename publishes it: a reader sees the old one or the new one, a
 concurrent save replaces it with another whole one, and a process that dies midway leaves the old one.
 
-Its metadata is the document (JSON) behind the seal, at a fixed place in the file: the SHA-256 of all bytes of
-the file, with 64 zeros in place of the seal. It is verified before anything in the file is parsed.
+Its metadata is the seal, at a fixed place in the file: the SHA-256 of all bytes of the file, with 64 zeros in
+place of the seal. It is verified before anything in the file is parsed. One tensor is the document, as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionErr
 from kamera.files import ASIDE, publish_file
 from kamera.store import Folder, NotAFile
 
-_ZEROS = "0" * 64
+_ZEROS, _DOCUMENT = "0" * 64, "document"
 
 _MALFORMED = (
     cattrs.BaseValidationError,
@@ -37,6 +37,7 @@ _MALFORMED = (
     AttributeError,
     LookupError,
     RuntimeError,
+    SafetensorError,
     TypeError,
     ValueError,
 )
@@ -45,14 +46,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Saved(NamedTuple):
-    """The content of a file: the document that describes a window or a session, and its tensors.
-
-    ``digest`` is that of the file from which it was read.
-    """
+    """The content of a file: the document that describes a window or a session, and its tensors."""
 
     document: Any
     tensors: Tensors
-    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,8 @@ class SealedFile:
         Raises StoreError if the operating system refuses, or as `check_folder`; the old one stays then.
         """
         plain = {name: t.detach().cpu().contiguous().clone() for name, t in saved.tensors.items()}
-        data = save(plain, {self.kind: _ZEROS + json.dumps(saved.document)})
+        text = torch.frombuffer(bytearray(json.dumps(saved.document).encode()), dtype=torch.uint8)
+        data = save({**plain, _DOCUMENT: text}, {self.kind: _ZEROS})
         assert self._is_ours(data), "safetensors writes the metadata first"
         digest, view = self._digest(data), memoryview(data)
         try:
@@ -89,11 +87,11 @@ class SealedFile:
             raise StoreError(f"the {self.kind} cannot be saved at {str(path)!r}: {error}") from None
         return digest
 
-    def read(self, path: Path) -> Saved:
+    def read(self, path: Path, digest: str | None = None) -> Saved:
         """The one saved in the directory ``path``, every byte verified.
 
-        Raises StoreError if there is none or no file in its place, CorruptChunk if it is damaged,
-        StoreVersionError if it has another format.
+        Raises StoreError if there is none or no file in its place, CorruptChunk if it is damaged or has
+        another ``digest``, StoreVersionError if it has another format.
         """
         where = path / self.name
         try:
@@ -110,20 +108,19 @@ class SealedFile:
         seal = data[self._seal].decode(errors="replace")
         if seal != self._digest(data):
             raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
+        if digest not in (None, seal):
+            raise CorruptChunk(f"{str(where)!r} is another {self.kind} than the one that was saved there")
         with refuse_malformed(where):
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            document = json.loads(header["__metadata__"][self.kind][len(_ZEROS) :])
-            version = int(document["version"])
+            tensors = load(data)
+            document = json.loads(tensors.pop(_DOCUMENT).numpy().tobytes())
+            version = document["version"]
         if version != self.version:
-            newer = version > self.version
+            newer = isinstance(version, int) and version > self.version
             raise StoreVersionError(
                 f"{str(where)!r} is of {self.kind} format {version}, this version reads {self.version}: "
                 + ("upgrade kamera" if newer else "open it with the version that wrote it and save it again")
             )
-        try:
-            return Saved(document, load(data), seal)
-        except SafetensorError as error:
-            raise CorruptChunk(f"{str(where)!r} is damaged: {error}") from None
+        return Saved(document, tensors)
 
     def check_folder(self, path: Path) -> None:
         """Raise StoreError unless the directory is empty or holds such a file, damaged or not."""

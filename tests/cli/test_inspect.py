@@ -137,7 +137,7 @@ def test_a_damaged_window_is_one_line(capsys, made):
 def test_what_another_format_wrote_is_refused_in_one_line(capsys, made):
     window, marker = made / "w" / "window.safetensors", made / "s" / "kamera-store.json"
     whole, named = window.read_bytes(), marker.read_bytes()
-    document, tensors, _ = WINDOW.read(made / "w")
+    document, tensors = WINDOW.read(made / "w")
     document["version"] = 0
     WINDOW.publish(made / "w", Saved(document, tensors))
     marker.write_text('{"format": 1}')

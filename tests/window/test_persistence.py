@@ -168,7 +168,7 @@ def test_a_foreign_file_is_refused(copied, text):
 )
 def test_a_window_of_another_format_is_refused_and_left_as_it_is(copied, version, way):
     window, path = copied
-    document, tensors, _ = WINDOW.read(path)
+    document, tensors = WINDOW.read(path)
     WINDOW.publish(path, Saved(document | {"version": version, "something": "new"}, tensors))
     data = (path / "window.safetensors").read_bytes()
     with pytest.raises(StoreVersionError, match=rf"format {version}.*{way}"):
@@ -210,7 +210,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_window_whose_seats_say_another_thing_than_its_kv_is_refused(copied, lie):
     window, path = copied
-    document, tensors, _ = WINDOW.read(path)
+    document, tensors = WINDOW.read(path)
     lie(document)
     WINDOW.publish(path, Saved(document, tensors))
     with pytest.raises(CorruptChunk, match=LIES[lie]):

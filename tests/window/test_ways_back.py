@@ -225,7 +225,7 @@ def test_these_families_are_encoded_with_a_list(family: str) -> None:
 def test_a_window_that_lacks_a_tensor_is_refused(lost: str, says: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of("qwen3_vl"), chunks_of("qwen3_vl")
     make(backbone, None, *chunks, policy=EXACT).save(tmp_path / "w")
-    document, tensors, _ = WINDOW.read(tmp_path / "w")
+    document, tensors = WINDOW.read(tmp_path / "w")
     WINDOW.publish(
         tmp_path / "w", Saved(document, {k: t for k, t in tensors.items() if k != f"00001/{lost}"})
     )
