@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterator
 from itertools import takewhile
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
+from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.edits import policies
 from kamera.window import sequence_of
 
@@ -63,10 +63,7 @@ def main() -> None:
     parser.add_argument("--store", default="memory://")
     args = parser.parse_args()
 
-    if args.model:
-        backbone = Backbone.from_pretrained(args.model, device=args.device, dtype=args.dtype)
-    else:
-        backbone = Backbone(*testbed.load())
+    backbone = Backbone.from_pretrained(args.model or "testbed", device=args.device, dtype=args.dtype)
     failed, old = policies.drop_failed_tool_calls(), policies.clear_tool_results(args.keep)
 
     def retention(messages: list, turn: int) -> list:

@@ -50,9 +50,7 @@ def main() -> None:
             contents = [[{"image": str(image.resolve())}] for image in arguments.images]
             question, truth = arguments.question, None
         else:
-            from kamera import testbed
-
-            backbone = Backbone(*testbed.load())
+            backbone = Backbone.from_pretrained("testbed")
             certificate = certify(backbone, probe="world", items=48, rank=arguments.rank)
             contents, question, truth = testbed_frames(folder)
 

@@ -9,7 +9,7 @@ Without options it runs on the backbone that ships with Kamera and a small set o
 import argparse
 import tempfile
 
-from kamera import Backbone, testbed
+from kamera import Backbone
 from kamera.eval.tasks import MileBench, run_task
 from kamera.testbed.benchmarks import write_milebench
 
@@ -20,7 +20,7 @@ parser.add_argument("--limit", type=int, default=6, help="samples of each datase
 args = parser.parse_args()
 
 with tempfile.TemporaryDirectory() as folder:
-    backbone = Backbone.from_pretrained(args.model or testbed.weights_dir())
+    backbone = Backbone.from_pretrained(args.model or "testbed")
     data = args.data or write_milebench(folder, episodes=1)
     results = run_task(backbone, MileBench(), data, f"{folder}/out", limit=args.limit)
 for arm in results.arms:

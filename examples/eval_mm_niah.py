@@ -9,7 +9,7 @@ Without options it runs on the backbone that ships with Kamera and a small set o
 import argparse
 import tempfile
 
-from kamera import Backbone, testbed
+from kamera import Backbone
 from kamera.eval.tasks import MMNiah, run_task
 from kamera.testbed.benchmarks import write_mm_niah
 
@@ -20,7 +20,7 @@ parser.add_argument("--limit", type=int, default=6, help="samples of each subtas
 args = parser.parse_args()
 
 with tempfile.TemporaryDirectory() as folder:
-    backbone = Backbone.from_pretrained(args.model or testbed.weights_dir())
+    backbone = Backbone.from_pretrained(args.model or "testbed")
     task = MMNiah(bare=args.model is None)  # the shipped backbone reads questions, not instructions
     data = args.data or write_mm_niah(folder, episodes=1)
     results = run_task(backbone, task, data, f"{folder}/out", limit=args.limit)

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--framework", choices=["smolagents", "litellm"], default="smolagents")
     parser.add_argument("--model", help="id or directory of a vision model (default: the shipped small one)")
     given = parser.parse_args()
-    backbone = Backbone(*testbed.load()) if given.model is None else Backbone.from_pretrained(given.model)
+    backbone = Backbone.from_pretrained(given.model or "testbed")
     service = Service(backbone, ReusePolicy.exact())
     frame = testbed.World(seed=3).episode(0, legends=4).frames[0].image
     first = [{"type": "image", "image": frame}, {"type": "text", "text": "What is the value of tag 3?"}]

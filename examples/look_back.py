@@ -33,10 +33,7 @@ def main() -> None:
     parser.add_argument("--store", default="memory://", help="where frames are archived")
     args = parser.parse_args()
 
-    if args.model:
-        backbone = Backbone.from_pretrained(args.model, device=args.device)
-    else:
-        backbone = Backbone(*testbed.load())
+    backbone = Backbone.from_pretrained(args.model or "testbed", device=args.device)
     *frames, again = [Image.open(name) for name in args.frames] if args.frames else film()
 
     system = None if args.model else testbed.SYSTEM

@@ -38,10 +38,7 @@ def main() -> None:
     parser.add_argument("--store", default="memory://")
     args = parser.parse_args()
 
-    if args.model:
-        backbone = Backbone.from_pretrained(args.model, device=args.device, dtype=args.dtype)
-    else:
-        backbone = Backbone(*testbed.load())
+    backbone = Backbone.from_pretrained(args.model or "testbed", device=args.device, dtype=args.dtype)
     session = ChatSession(
         backbone,
         ChunkStore.open(args.store),

@@ -47,10 +47,7 @@ def main() -> None:
     if (args.video is None) != (args.question is None):
         parser.error("give --video and --question together, or neither")
 
-    if args.model:
-        backbone = Backbone.from_pretrained(args.model, device=args.device, dtype=args.dtype)
-    else:
-        backbone = Backbone(*testbed.load())
+    backbone = Backbone.from_pretrained(args.model or "testbed", device=args.device, dtype=args.dtype)
     if args.video:
         frames = list(read_video(args.video, fps=args.fps).frames)
         captions = [f"frame {i}\n" for i in range(len(frames))]

@@ -78,10 +78,7 @@ def main() -> None:
     if (args.picture is None) != (args.question is None):
         parser.error("give --picture and --question together, or neither")
 
-    if args.model:
-        backbone = Backbone.from_pretrained(args.model, device=args.device)
-    else:
-        backbone = Backbone(*testbed.load())
+    backbone = Backbone.from_pretrained(args.model or "testbed", device=args.device)
     if args.picture:
         picture, question, truth = Image.open(args.picture).convert("RGB"), args.question, None
     else:

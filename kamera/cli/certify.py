@@ -54,7 +54,7 @@ def certify(
     if folder is None:  # checked before the model is loaded
         raise ValueError("this user has no home for a certificate: give --output, or set KAMERA_CERTIFICATES")
     out = Output(format, None, quiet)
-    scenes = probe or ("world" if model == "testbed" and not Path(model).exists() else "pages")
+    scenes = probe or ("world" if model == "testbed" else "pages")
     backbone = loading.load(model, show_progress=out.shows_progress)
     with out.progress(items * len(TRIALS), "question") as bar:
         certificate = probed(

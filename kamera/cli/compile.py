@@ -18,6 +18,7 @@ from kamera.cli.place import Coded, StorePlace, StoreUrl
 from kamera.compile import CompileJob, Settings, read_plan
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import ById
+from kamera.engines.hf import SHIPPED
 from kamera.trust import ReusePolicy
 
 
@@ -93,7 +94,8 @@ def compile_plan(
     if workers is not None:
         from kamera.compile.cluster import run_on_ray
 
-        where = str(Path(model).absolute()) if Path(model).exists() else model
+        folder = Path(model).expanduser()  # workers have other working directories
+        where = str(folder.absolute()) if model != SHIPPED and folder.exists() else model
         load = partial(loading.load, where, show_progress=False)
         gpu = (loading.device or "").startswith("cuda")
         report = run_on_ray(plan_file, load, place.open, settings, workers, gpu=gpu)

@@ -93,21 +93,13 @@ class Loading:
 
         if not show_progress:
             hide_progress()
-        return Backbone.from_pretrained(_path_of(model), device=self.device, dtype=self.dtype).engine
+        return Backbone.from_pretrained(model, device=self.device, dtype=self.dtype).engine
 
     def open_served(self, model: str) -> ServedModel:
         """As `load`, for a model that another engine runs: no weight is loaded."""
         from kamera.engines.hf import ServedModel
 
-        return ServedModel(_path_of(model), dtype=self.dtype)
-
-
-def _path_of(model: str) -> str:
-    if model == "testbed" and not Path(model).exists():
-        from kamera import testbed
-
-        return str(testbed.weights_dir())
-    return model
+        return ServedModel(model, dtype=self.dtype)
 
 
 @dataclass(frozen=True)

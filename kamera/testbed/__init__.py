@@ -12,13 +12,24 @@
 ``lab/testbed/MODEL_CARD.md`` in the repository describes the training, the accuracy and three more families.
 """
 
-from .directories import load, weights_dir
+from typing import Any
+
+import torch
+
+from kamera.engines.hf import SHIPPED, load_model, load_processor, weights_dir
+
 from .frames import COLOURS, GLYPHS, TAGS, Frame
 from .video import read_frames, render_video
 from .world import Episode, Question, World, answer
 
 SYSTEM = "You watch a camera."
 """System prompt of the measurements."""
+
+
+def load(*, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """The model and processor of ``Backbone.from_pretrained("testbed")``; no network, no torchvision."""
+    return load_model(SHIPPED, dtype=dtype), load_processor(SHIPPED)
+
 
 __all__ = [
     "COLOURS",

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from kamera import Backbone, testbed
-from kamera.engines.hf import HfEngine
-from kamera.testbed import directories, load, weights_dir
+from kamera.cli.options import Loading
+from kamera.engines.hf import HfEngine, ServedModel
+from kamera.testbed import load, weights_dir
 
 
 def test_the_package_has_one_backbone_under_four_megabytes():
@@ -23,7 +24,7 @@ def test_the_model_directory_is_unpacked_whole_into_the_cache(monkeypatch, tmp_p
         folders = set(pool.map(lambda _: weights_dir.__wrapped__(), range(4)))
     (folder,) = folders
     assert folder.is_relative_to(tmp_path)
-    assert (folder / "model.safetensors").stat().st_size == directories._SIZE
+    assert (folder / "model.safetensors").stat().st_size > 5_000_000
     assert sorted(file.name for file in folder.iterdir()) == sorted(
         file.name for file in weights_dir().iterdir()
     )
@@ -48,11 +49,20 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
         weights_dir.__wrapped__()
 
 
-def test_backbones_by_load_and_by_directory_share_an_archive():
+def test_the_shipped_model_is_the_same_by_name_by_directory_by_load_and_by_the_command_line(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "testbed").mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of that name is ./testbed
     model, processor = load()
     assert not model.training
-    by_directory = Backbone.from_pretrained(weights_dir(), dtype="float32").engine
-    assert HfEngine(model, processor).fingerprint == by_directory.fingerprint
+    by_load = HfEngine(model, processor)
+    by_name, by_directory = (Backbone.from_pretrained(name) for name in ("testbed", weights_dir()))
+    by_verb = Loading().load("testbed", show_progress=False)
+    assert {b.fingerprint for b in (by_name, by_directory, by_verb)} == {by_load.fingerprint}
+    assert by_name.describe().dtype == "float32"
+    served = ServedModel("testbed")  # of files alone: another fingerprint, of the same dtype
+    assert served.fingerprint == Backbone.from_pretrained("testbed", by_files=True).fingerprint
 
 
 def test_a_frame_of_the_world_becomes_a_chunk_with_its_picture():

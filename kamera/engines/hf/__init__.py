@@ -4,7 +4,7 @@ from kamera.engines.hf.backbone import Backbone, Description, describe
 from kamera.engines.hf.contents import ServedModel
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.hooks import Observer
-from kamera.engines.hf.load import hide_progress, load_processor
+from kamera.engines.hf.load import hide_progress, load_model, load_processor
 from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.prove import (
     OperatorProof,
@@ -14,8 +14,10 @@ from kamera.engines.hf.prove import (
     prove_patch,
     prove_relocation,
 )
+from kamera.engines.hf.shipped import SHIPPED, cache_dir, weights_dir
 
 __all__ = [
+    "SHIPPED",
     "Backbone",
     "Description",
     "HfEngine",
@@ -23,12 +25,15 @@ __all__ = [
     "Observer",
     "OperatorProof",
     "ServedModel",
+    "cache_dir",
     "compare_kv",
     "describe",
     "hide_progress",
+    "load_model",
     "load_processor",
     "prove_cuts",
     "prove_moves",
     "prove_patch",
     "prove_relocation",
+    "weights_dir",
 ]

@@ -76,7 +76,7 @@ class Backbone:
         by_files: bool = False,
         **options: Any,
     ) -> Backbone:
-        """Load a model directory or hub name with its processor.
+        """Load a model directory or hub name with its processor; ``testbed`` is the one that Kamera ships.
 
         ``device`` moves the whole model; ``dtype`` is one of torch's, by its name or a short one ("bf16"), or
         "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. With

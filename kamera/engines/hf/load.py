@@ -12,6 +12,7 @@ from torch import nn
 
 from kamera.content import load_image_only
 from kamera.engines.checkpoint import checkpoint_fingerprint, files_of
+from kamera.engines.hf.shipped import source_of
 from kamera.errors import UnsupportedBackbone, first_line, quote
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -72,9 +73,10 @@ def device_of(value: Any) -> torch.device:
 
 def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) -> nn.Module:
     """The model in eval mode, through its image-text class when it has one, else the causal LM class."""
-    loader, _ = _class_of(str(name))
+    source = str(source_of(name))
+    loader, _ = _class_of(source)
     try:
-        model: nn.Module = loader.from_pretrained(str(name), dtype=dtype, **options)
+        model: nn.Module = loader.from_pretrained(source, dtype=dtype, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedBackbone(f"{quote(name)} does not load: {first_line(error)}") from error
     return model.eval()
@@ -84,7 +86,8 @@ def skeleton(name: str | Path, *, dtype: str | torch.dtype) -> nn.Module:
     """The model without its weights: every tensor has a shape alone. Raises as `load_model`."""
     import transformers
 
-    loader, config = _class_of(str(name))
+    source = str(source_of(name))
+    loader, config = _class_of(source)
     dtype = config.dtype or config.get_text_config().dtype if dtype == "auto" else dtype
     if dtype is None:
         raise UnsupportedBackbone(f"{quote(name)} names no dtype in its configuration: give one")
@@ -92,7 +95,7 @@ def skeleton(name: str | Path, *, dtype: str | torch.dtype) -> nn.Module:
         factory = loader._from_config if issubclass(loader, nn.Module) else loader.from_config
         model: Any = factory(config, dtype=dtype)
     with suppress(OSError):  # it has none of its own
-        model.generation_config = transformers.GenerationConfig.from_pretrained(str(name))
+        model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return cast(nn.Module, model.eval())
 
 
@@ -123,10 +126,10 @@ def load_processor(name: str | Path) -> Any | None:
     """
     import transformers
 
-    processor: Any | None = None
+    source, processor = str(source_of(name)), None
     for loader in (transformers.AutoProcessor, transformers.AutoTokenizer):
         try:
-            processor = loader.from_pretrained(str(name))
+            processor = loader.from_pretrained(source)
             break
         except (OSError, ValueError, ImportError, KeyError, AttributeError):
             continue
@@ -135,8 +138,8 @@ def load_processor(name: str | Path) -> Any | None:
     if getattr(processor, "image_processor", None) is not None:
         return processor
     try:
-        config = transformers.AutoConfig.from_pretrained(str(name))
-        return load_image_only(str(name), config.model_type) or processor
+        config = transformers.AutoConfig.from_pretrained(source)
+        return load_image_only(source, config.model_type) or processor
     except (OSError, ValueError, ImportError):
         return processor
 
@@ -153,10 +156,10 @@ def folder_of(name: str | Path) -> Path:
     """The folder of a model's files on this machine. Raises OSError for a name whose files are not here."""
     from transformers.utils.hub import cached_file
 
-    folder = Path(name)
+    folder = Path(source_of(name))
     if folder.is_dir():
         return folder
-    return Path(str(cached_file(str(name), "config.json", local_files_only=True))).parent
+    return Path(str(cached_file(str(folder), "config.json", local_files_only=True))).parent
 
 
 def files_behind(name: str | Path, options: Mapping[str, Any]) -> tuple[Path, Any] | None:

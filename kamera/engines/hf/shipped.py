@@ -1,4 +1,4 @@
-"""The model directory of the package: unpacking and loading it."""
+"""The model that ships with the package, by its name ``testbed``: unpacked into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ import hashlib
 import lzma
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import torch
 from platformdirs import user_cache_path
 
-from kamera.engines.hf import load_processor
 from kamera.files import publish_file
 
-_PACKED = Path(__file__).parent / "weights" / "gqa"
+SHIPPED = "testbed"
+"""The name of the model that ships with Kamera. A folder of that name is ``./testbed``."""
+
+_PACKED = Path(__file__).parents[2] / "testbed" / "weights" / "gqa"
 _WEIGHTS, _SIZE = "model.safetensors", 5_581_776
+
+
+def source_of(name: str | Path) -> str | Path:
+    """What transformers loads for a model's ``name``: its folder for `SHIPPED`, else ``name``.
+
+    Of a path ``~`` is the user's home.
+    """
+    if name == SHIPPED:
+        return weights_dir()
+    return Path(name).expanduser() if str(name).startswith("~") else name
 
 
 def cache_dir() -> Path:
@@ -51,16 +61,6 @@ def weights_dir() -> Path:
                 "or set XDG_CACHE_HOME"
             ) from None
     return folder
-
-
-def load(*, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """The trained backbone in eval mode and its processor; no network, no torchvision."""
-    from transformers import Qwen2_5_VLForConditionalGeneration
-
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        weights_dir(), dtype=dtype, local_files_only=True
-    )
-    return model.eval(), load_processor(weights_dir())
 
 
 def _has(file: Path, size: int) -> bool:
