@@ -60,6 +60,11 @@ class ChunkBuilder:
         self.format = None if processor is None else PromptFormat(processor, self.vision_tokens)
 
     @property
+    def generation_config(self) -> Any:
+        """The model's own settings of its answers; None for a model without."""
+        return getattr(self.model, "generation_config", None)
+
+    @property
     def token_count(self) -> int:
         """Number of token ids of the model: valid ones are below it."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator, union-attr, arg-type]

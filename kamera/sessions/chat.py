@@ -24,7 +24,7 @@ from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import load_session, save_session
-from kamera.sessions.sampling import Options
+from kamera.sessions.sampling import Options, closing_ids
 from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show
 from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Turn, TurnReport, TurnUsage, read_answer
@@ -183,8 +183,8 @@ class ChatSession:
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
         report = replace(report, first_token=stream.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
-        usage = TurnUsage(prompt, prompt - report.prefilled, stream.steps)
-        reason = stream.finish_reason(options.get("max_new_tokens"))
+        usage = TurnUsage(prompt, prompt - report.prefilled, len(stream.ids))
+        reason = stream.finish_reason(options.get("max_new_tokens"), closing_ids(self.backbone, options))
         ids = tuple(stream.ids)
         return Turn(text, content, calls, report, usage, ids, reason, state.changes[-1], stream.logprobs)
 

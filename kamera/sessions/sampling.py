@@ -56,8 +56,9 @@ def generate_options(
             raise ValueError(
                 f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST_LIKELY}"
             )
-        if int(options.get("num_beams") or 1) > 1 or options.get("assistant_model") is not None:
-            raise ValueError("logprobs are of an answer made token by token: use no beams and no assistant")
+        config = options.get("generation_config") or engine.builder.generation_config
+        if int(options.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1:
+            raise ValueError("logprobs are of an answer made token by token: use no beams")
     if "stop_strings" in options:
         processor = engine.processor
         options = {"tokenizer": getattr(processor, "tokenizer", processor), **options}
@@ -67,6 +68,16 @@ def generate_options(
         "logits_processor": [stream.watch, *(options.get("logits_processor") or ())],
         "stopping_criteria": [*(options.get("stopping_criteria") or ()), stream],
     }
+
+
+def closing_ids(engine: Engine, options: Options) -> frozenset[int]:
+    """Ids of the tokens that end an answer, as its options, the model's settings and its tokenizer say."""
+    processor, config = engine.processor, options.get("generation_config")
+    named = options.get("eos_token_id") or getattr(config, "eos_token_id", None)
+    named = named or getattr(engine.builder.generation_config, "eos_token_id", None)
+    tokenizers = getattr(getattr(processor, "tokenizer", processor), "eos_token_id", None)
+    ids = named if isinstance(named, list | tuple) else [named]
+    return frozenset(i for i in (*ids, tokenizers) if isinstance(i, int))
 
 
 def with_seed(options: dict[str, Any], seed: int | None) -> dict[str, Any]:

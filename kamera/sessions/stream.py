@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -91,8 +91,9 @@ class Stream:
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
         """True if a stop string has come, bool ``[rows]``; ``input_ids`` ``[rows, prompt + new]``."""
         if input_ids.shape[0] == 1:
-            new = input_ids[0, self._prompt + len(self.ids) :].tolist()
-            self._add(new)
+            for token in input_ids[0, self._prompt + len(self.ids) :].tolist():
+                if not self.stopped:
+                    self._add([token])
             self.tell(self._ready())
         return torch.full((input_ids.shape[0],), self.stopped is not None, device=input_ids.device)
 
@@ -113,13 +114,11 @@ class Stream:
         whole = calls.decode(self._engine, self.ids)
         return whole if self.stopped is None else whole.partition(self.stopped)[0]
 
-    def finish_reason(self, limit: int | None) -> FinishReason:
-        """Why the answer ended, which may have ``limit`` tokens."""
+    def finish_reason(self, limit: int | None, closing: Container[int]) -> FinishReason:
+        """Why the answer ended, which may have ``limit`` tokens, and ends with one of ``closing``."""
         if self.stopped is not None or not self.ids or (limit is not None and len(self.ids) < limit):
             return "stop"
-        processor = None if self._engine is None else self._engine.processor
-        closing = getattr(getattr(processor, "tokenizer", processor), "eos_token_id", None)
-        return "stop" if self.ids[-1] == closing else "length"
+        return "stop" if self.ids[-1] in closing else "length"
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -170,3 +170,63 @@ def test_a_seed_that_is_none_is_refused_before_anything_runs(options, says):
     with pytest.raises(ValueError, match=says):
         chat.send(TALK, max_new_tokens=2, **options)
     assert chat.messages == []
+
+
+def plain(backbone, **options) -> tuple[int, ...]:
+    """New tokens of the model's own generate behind `TALK`."""
+    made = backbone.processor.apply_chat_template(
+        TALK, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    out = backbone.model.generate(**made, **options)
+    return tuple(out[0, made["input_ids"].shape[1] :].tolist())
+
+
+@pytest.mark.parametrize("uncached", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_answer_of_beams_has_its_tokens_and_says_why_it_ended(uncached, ends):
+    backbone = speaking("headers")
+    options = {"max_new_tokens": 9, "num_beams": 3, "do_sample": False}
+    if ends:  # the shortest answer is the best
+        first = plain(backbone, min_new_tokens=9, **options)[0]
+        options |= {"length_penalty": -9.0, "eos_token_id": [first, backbone.processor.eos_token_id]}
+    else:
+        options |= {"min_new_tokens": 9}
+    want = plain(backbone, **options)
+    assert (len(want) < 9) == ends
+    chat, stream = session(backbone, uncached=uncached, max_tokens=8 if uncached else None), Told()
+    turn = chat.send(TALK, stream=stream, **options)
+    assert bool(turn.report.uncached) == uncached
+    assert turn.token_ids == want and turn.usage.completion_tokens == len(want)
+    assert turn.finish_reason == ("stop" if ends else "length")
+    assert "".join(stream.pieces) == turn.text == backbone.builder.detokenize(torch.tensor(want))
+
+
+def test_a_stop_string_cuts_an_answer_of_beams():
+    backbone = speaking("headers")
+    options = {"max_new_tokens": 9, "num_beams": 3, "do_sample": False}
+    whole = session(backbone).send(TALK, **options)
+    stop = next(letter for letter in whole.text if letter.isascii())
+    turn = session(backbone).send(TALK, stream=Told([stop]), **options)
+    assert (turn.text, turn.finish_reason) == (whole.text.partition(stop)[0], "stop")
+    assert whole.token_ids[: len(turn.token_ids)] == turn.token_ids != whole.token_ids
+
+
+def test_an_answer_ends_at_any_of_the_models_own_last_tokens():
+    backbone = speaking("headers")
+    options = {"max_new_tokens": 6, "do_sample": False}
+    whole = plain(backbone, **options)
+    turn = session(backbone).send(TALK, **{**options, "max_new_tokens": 3}, eos_token_id=[whole[2], 1])
+    assert (turn.token_ids, turn.finish_reason) == (whole[:3], "stop")
+
+
+@pytest.mark.parametrize("drawn", [{"do_sample": False}, {"seed": 3}], ids=str)
+@pytest.mark.parametrize("uncached", [False, True])
+def test_drafted_tokens_change_no_answer_and_no_logprobs(uncached, drawn):
+    backbone = speaking("headers")
+    options = {"max_new_tokens": 8, "repetition_penalty": 0.5, "logprobs": 1, **drawn}
+    chats = [session(backbone, uncached=uncached, max_tokens=8 if uncached else None) for _ in range(2)]
+    turn = chats[0].send(TALK, **options)
+    drafted = chats[1].send(TALK, prompt_lookup_num_tokens=3, **options)
+    assert drafted.token_ids == turn.token_ids and drafted.text == turn.text
+    noted = zip(drafted.logprobs, turn.logprobs, strict=True)
+    assert all(a.logprob == pytest.approx(b.logprob, abs=1e-4) for a, b in noted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
@@ -35,8 +35,25 @@ OPTIONS = {
     "several beams": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 5},
     "several samples": {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 5},
     "penalty on the prompt": {"do_sample": False, "repetition_penalty": 3.0, "max_new_tokens": 6},
+    "penalty on what is not in the prompt": {"encoder_repetition_penalty": 3.0, "max_new_tokens": 6},
+    "no n-gram twice": {"do_sample": False, "no_repeat_ngram_size": 1, "max_new_tokens": 6},
+    "no n-gram of the prompt": {"encoder_no_repeat_ngram_size": 1, "num_beams": 2, "max_new_tokens": 6},
+    "a length with the prompt": {"do_sample": False, "max_length": 60, "min_length": 60},
     "as a dictionary": {"do_sample": False, "return_dict_in_generate": True, "max_new_tokens": 3},
+    "all by one object": {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=4)},
+    "another cache": {"generation_config": GenerationConfig(cache_implementation="static", max_new_tokens=4)},
+    "no cache": {"generation_config": GenerationConfig(use_cache=False, num_beams=2, max_new_tokens=4)},
 }
+
+DRAFTS = {
+    "of the prompt": {"prompt_lookup_num_tokens": 3},
+    "of single tokens": {"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 1},
+    "of a config": {"generation_config": GenerationConfig(prompt_lookup_num_tokens=4)},
+    "of another model": {"assistant_model": "llama_mqa"},
+    "of the same model": {"assistant_model": "itself"},
+    "of a model that sees": {"assistant_model": "qwen2_vl"},
+}
+"""Options that draft tokens; an assistant by its name."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -56,12 +73,46 @@ def test_generate_gives_the_tokens_of_the_models_own_generate(exact, case):
     torch.manual_seed(7)
     got = window.generate(QUESTION, **options)
     torch.manual_seed(7)
-    want = plain.generate(**{k: v for k, v in options.items() if k != "return_dict_in_generate"})
+    if case == "as a dictionary":
+        del options["return_dict_in_generate"]
+    if case == "another cache":  # of transformers' own caches not all hold every model
+        options["generation_config"] = GenerationConfig(max_new_tokens=4)
+    want = plain.generate(**options)
     rows = got if isinstance(got, list) else [got]
     assert len(rows) == options.get("num_return_sequences", 1)
     for row, expected in zip(rows, want, strict=True):
         assert torch.equal(row, expected)
     assert before.matches(window)
+
+
+@pytest.mark.parametrize("draws", [{"do_sample": False}, {"do_sample": True}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("case", DRAFTS)
+def test_drafted_tokens_change_no_answer(exact, case, draws):
+    window, _ = exact
+    backbone, drafts = former_of(window).backbone, dict(DRAFTS[case])
+    if name := drafts.get("assistant_model"):
+        drafts["assistant_model"] = backbone.model if name == "itself" else tiny.build(name)
+    question = torch.cat([QUESTION, QUESTION, QUESTION[:2]])
+    options = {"max_new_tokens": 9, "pad_token_id": 0, "temperature": 0.3, **draws}
+    torch.manual_seed(7)
+    want = window.generate(question, **options)
+    torch.manual_seed(7)
+    assert torch.equal(window.generate(question, **options, **drafts), want)
+
+
+def test_drafts_that_are_right_save_forwards():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:2], policy=EXACT)
+    with watching(backbone) as seen:
+        said = window.generate(QUESTION, max_new_tokens=13, min_new_tokens=13, **GREEDY)
+    assert seen.forwards == 13
+    branch = window.fork()
+    branch.append(backbone.chunk_from_tensors(torch.cat([QUESTION, said])))
+    options = {"max_new_tokens": 12, "prompt_lookup_num_tokens": 4, "repetition_penalty": 0.2, **GREEDY}
+    with watching(backbone) as seen:
+        again = branch.generate(QUESTION, **options)
+    assert len(again) == 12
+    assert seen.forwards <= 8
 
 
 def test_a_streamer_receives_the_tokens_as_they_come(exact):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import GenerationConfig
 
 from kamera import ChunkStore, KameraWindow
 from kamera.sessions import SessionPool
 from tests.content.templates import TALK
+from tests.models import tiny
 from tests.sessions.rig import EXACT, session, speaking
 
 WRONG = {
@@ -29,6 +32,36 @@ WRONG = {
     "top_p": ({"top_p": 1.5, "do_sample": True}, "top_p=1.5: give a number from 0 to 1"),
     "config": ({"generation_config": {"do_sample": True}}, "generation_config={'do_sample': True} is none"),
     "early stopping": ({"early_stopping": "soon"}, "are refused"),
+    "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6 is no option behind a"),
+    "DoLa": ({"dola_layers": "high"}, "dola_layers='high' is no option behind a cache"),
+    "groups of beams": ({"num_beams": 2, "num_beam_groups": 2}, "num_beam_groups=2 is no option behind"),
+    "words to hold": ({"force_words_ids": [[3]], "num_beams": 2}, "force_words_ids=[[3]] is no option"),
+    "another loop": ({"custom_generate": lambda **_: None}, "custom_generate="),
+    "another prompt": ({"negative_prompt_ids": torch.ones(1, 2)}, "negative_prompt_ids="),
+    "guidance": (
+        {"guidance_scale": 1.5},
+        "guidance_scale=1.5 is no option behind a cache: it runs the model",
+    ),
+    "guidance by a config": (
+        {"generation_config": GenerationConfig(guidance_scale=1.5)},
+        "guidance_scale=1.5 of the generation_config is no option",
+    ),
+    "another end of the prompt": ({"token_healing": True}, "token_healing=True is no option"),
+    "an early exit": ({"assistant_early_exit": 1}, "assistant_early_exit=1 is no option behind a cache"),
+    "heads that draft": ({"use_mtp": True}, "use_mtp=True is no option"),
+    "another draft": ({"speculation_type": "dflash"}, "is no option behind a cache"),
+    "no drafts": ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens=0: give a whole number"),
+    "drafts of beams": ({"prompt_lookup_num_tokens": 3, "num_beams": 2}, "2 beams or answers with drafted"),
+    "no assistant": ({"assistant_model": "llama"}, "assistant_model='llama' cannot draft"),
+    "an assistant that encodes": ({"assistant_model": tiny.build("llama_mqa").model}, "cannot draft"),
+    "other words": (
+        {"assistant_model": tiny.build("llama_mqa")},
+        "of a vocabulary of 160 tokens, this",
+    ),
+    "a translator": (
+        {"assistant_model": tiny.build("llama_mqa"), "assistant_tokenizer": "x"},
+        "assistant_tokenizer='x' is no option behind a cache: give an assistant_model with the model's own",
+    ),
 }
 
 

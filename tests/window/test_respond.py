@@ -77,9 +77,7 @@ def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_pla
     assert set(guarantees(window)) == {"exact"}
 
 
-@pytest.mark.parametrize(
-    "options", [{"num_beams": 2}, {"prefill_chunk_size": 3}, {"num_beams": 2, "do_sample": True}]
-)
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_beams": 2, "do_sample": True}])
 def test_an_answer_in_other_ways_than_token_by_token_takes_a_forward_of_its_own(options):
     backbone, chunks = rig("qwen2_5_vl")
     given = {**OPTIONS, **options}

@@ -1,11 +1,14 @@
 """Answers: ``generate`` behind a cache, whose first forward runs the spans in front of the question, too.
 
 Of one sequence ``generate`` of transformers reads the options and makes the logits processors and stopping
-criteria; the loop over its tokens is `_decode_loop`, whose steps share forwards with other answers.
+criteria; the loop over its tokens is `_decode_loop`, whose steps share forwards with other answers. Tokens
+that an assistant or the prompt drafts are run in one forward; each is drawn as without them, and the first
+that differs from its draft is the last of that forward. So drafts change no answer.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -14,19 +17,22 @@ from typing import Any
 
 import torch
 from transformers import StopStringCriteria
-from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    CandidateGenerator,
+    PromptLookupCandidateGenerator,
+)
 
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
 from kamera.engines.hf.forwards import join_spans
 from kamera.engines.hf.model import Model
+from kamera.engines.hf.sampling import Method, read_options
 from kamera.engines.hf.steps import AnswerRow
 from kamera.engines.values import Continuation
 from kamera.errors import NonFiniteKV
 from kamera.ops import KV, check_finite, kv_copy
-
-_ONE_ROW = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
 def answer(
@@ -42,7 +48,8 @@ def answer(
 
     Of one sequence ``past`` then holds the KV of spans, too, and the answer has none.
     """
-    start, is_one_row = model_cache.cache_length(past), _makes_one_row(model.model, sampling)
+    method = read_options(model.model, sampling)
+    start, is_one_row = model_cache.cache_length(past), method.rows == 1
     lengths = [span.num_tokens for span in spans]
     stop = start + sum(lengths)
     parts = list(positions[:, start:].split([*lengths, ids.shape[0] - stop], dim=1))
@@ -52,11 +59,18 @@ def answer(
         kv, _ = forwards.run(model, span, places, past)
         kvs += [] if is_one_row else [kv_copy(kv)]
     watch = _FirstLogits()
-    options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
+    options = {
+        **method.options,
+        "logits_processor": [*(method.options.get("logits_processor") or ()), watch],
+    }
     if not is_one_row:
+        past = model_cache.repeat(past, method.rows)
         tokens = forwards.generate(model, ids, positions, past, **options)
+        method.follow(ids, tokens)
         return Continuation(tokens, tuple(kvs), None, len(spans), watch.time)
-    loop = partial(_decode_loop, model, row, positions, past, whole, stop, sampling.get("streamer"))
+    loop = partial(
+        _decode_loop, model, row, positions, past, whole, stop, method, method.options.get("streamer")
+    )
     with nullcontext() if model.quiet else model.turns.alone():
         tokens = forwards.generate(
             model, ids, positions, past, custom_generate=loop, **_without_tokenizer(model.model, options)
@@ -72,9 +86,10 @@ def _decode_loop(
     past: model_cache.ModelCache,
     span: Encoded | None,
     stop: int,
+    method: Method,
     streamer: Any,
     of: Any,
-    input_ids: torch.Tensor,
+    input_ids: Any,
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
@@ -83,31 +98,61 @@ def _decode_loop(
     """Prompt and answer ``[1, tokens]``: the loop of one answer, as a decoding method of ``generate``.
 
     The first forward runs what ``past`` has not, alone: KV up to ``stop`` is that of spans, and is checked.
+    In the end ``past`` holds all tokens but the last.
     """
     start = model_cache.cache_length(past)
     places = positions[:, start:]
     logits = forwards.next_logits(model, input_ids[:, start:], places[:, None], past, span=span)
     if stop > start:
         check_finite(model_cache.read(past, model.layout, model.groups, start, stop))
-    places = places[:, -1:]
-    row.begin()
+    places, drafter, draft = places[:, -1:], None, list[int]()
+    if not method.drafts:
+        row.begin()
     while True:
-        scores = logits_processor(input_ids, logits.to(input_ids.device, torch.float32, copy=True))
-        if generation_config.do_sample:
-            token = torch.multinomial(scores.softmax(-1), 1)
-        else:
-            token = scores.argmax(-1, keepdim=True)
-        input_ids = torch.cat([input_ids, token], dim=-1)
-        is_last = bool(stopping_criteria(input_ids, None).all())
-        if streamer is not None:  # ``generate`` hands it to its own decoding methods alone
-            streamer.put(token[0].cpu())
+        for i, next_logits in enumerate(logits.split(1)):
+            scores = logits_processor(input_ids, next_logits.to(input_ids.device, torch.float32, copy=True))
+            if generation_config.do_sample:
+                token = torch.multinomial(scores.softmax(-1), 1)
+            else:
+                token = scores.argmax(-1, keepdim=True)
+            input_ids = torch.cat([input_ids, token], dim=-1)
+            is_last = bool(stopping_criteria(input_ids, None).all())
+            if streamer is not None:  # ``generate`` hands it to its own decoding methods alone
+                streamer.put(token[0].cpu())
+            if is_last or i == len(draft) or int(token) != draft[i]:
+                break
+        if draft:
+            model_cache.crop(past, input_ids.shape[1] - 1)
         if is_last:
             break
-        places = places + 1
-        logits = row.step(token, places, past)
+        places = places + 1 + i
+        if not method.drafts:
+            logits = row.step(token, places, past)
+            continue
+        drafter = drafter or _drafter(method, generation_config, input_ids)
+        drafter.update_candidate_strategy(input_ids, logits[None], i)
+        draft = drafter.get_candidates(input_ids)[0][0, input_ids.shape[1] :].tolist()
+        draft = draft[: max(0, model.limits.last - 1 - int(places.max()))]
+        ids = torch.cat([token, token.new_tensor([draft])], dim=-1)
+        logits = forwards.forward_batch(model, ids, places + torch.arange(1 + len(draft)), past)[0]
     if streamer is not None:
         streamer.end()
     return input_ids
+
+
+def _drafter(method: Method, config: Any, input_ids: Any) -> CandidateGenerator:
+    """What drafts an answer's tokens: the prompt if both are asked for, as in transformers."""
+    if method.lookup is not None:
+        return PromptLookupCandidateGenerator(
+            eos_token_id=config._eos_token_tensor,
+            num_output_tokens=method.lookup,
+            max_matching_ngram_size=config.max_matching_ngram_size or 2,
+            max_length=config.max_length,
+        )
+    config = copy.deepcopy(config)
+    config.do_sample = False  # a draw of the assistant's would come between those of the answer
+    mask = {"attention_mask": torch.ones_like(input_ids)}
+    return AssistedCandidateGenerator(input_ids, method.assistant, config, mask, input_ids)
 
 
 class _FirstLogits:
@@ -135,19 +180,6 @@ def _without_tokenizer(model: Any, options: Mapping[str, Any]) -> dict[str, Any]
         "stop_strings": None,
         "stopping_criteria": [*(rest.get("stopping_criteria") or ()), stops],
     }
-
-
-def _makes_one_row(model: Any, sampling: Mapping[str, Any]) -> bool:
-    """True if ``generate`` makes one sequence token by token, all of the prompt in its first forward."""
-    if sampling.get("custom_generate"):
-        return False
-    config = sampling.get("generation_config") or model.generation_config
-    settings = {name: value for name, value in sampling.items() if hasattr(config, name)}
-    whole = {**config.to_dict(), **settings}
-    if int(whole.get("num_return_sequences") or 1) > 1 or whole.get("prefill_chunk_size"):
-        return False
-    mode = type(config)(**whole).get_generation_mode(sampling.get("assistant_model"))
-    return mode in _ONE_ROW
 
 
 def _sound(kv: KV) -> KV | None:

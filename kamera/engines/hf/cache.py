@@ -192,6 +192,11 @@ def repeat(cache: ModelCache, times: int) -> ModelCache:
     return cache
 
 
+def crop(cache: ModelCache, tokens: int) -> None:
+    """Drop all behind the first ``tokens`` of a cache."""
+    cache.crop(min(0, tokens - cache_length(cache)))
+
+
 def share_rows(cache: ModelCache, rows: int) -> ModelCache:
     """The cache as ``rows`` equal sequences, in place; tensors are shared until the model appends."""
     if rows > 1:

@@ -16,7 +16,7 @@ from kamera.engines.base import Engine
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.hf import probe
 from kamera.engines.hf.load import dtype_of, folder_of, load_processor, skeleton
-from kamera.engines.hf.sampling import check_options
+from kamera.engines.hf.sampling import read_options
 from kamera.engines.values import Work
 
 # The forward's name for a clip's seconds per temporal step -> the name get_rope_index uses.
@@ -60,7 +60,7 @@ class HfContents:
         return model_positions(self.model, self.axes, sequence, sequence_inputs)
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:
-        check_options(self.model, sampling)
+        read_options(self.model, sampling)
 
 
 class ServedModel(HfContents):

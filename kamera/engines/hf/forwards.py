@@ -16,6 +16,7 @@ from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf.model import Model, ModelCache
+from kamera.engines.hf.sampling import read_options
 from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice, kv_tokens
 
 
@@ -155,17 +156,17 @@ def generate(
 ) -> torch.Tensor:
     """``generate`` of transformers over the whole sequence ``ids`` of which ``past`` holds a prefix.
 
-    ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
+    ``positions`` are those of the whole sequence, of which each row of ``past`` is one. Returns new tokens,
+    ``[sequences, new]``.
     """
     model.limits.check_tokens(positions)
-    rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
     sequence = ids[None].to(encoding.input_device(model.model))
     with torch.no_grad(), model.turns.forward_turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model.generate(
             input_ids=sequence,
             attention_mask=torch.ones_like(sequence),
             position_ids=encoding.with_batch(positions).to(sequence.device),
-            past_key_values=model_cache.repeat(past, rows),
+            past_key_values=past,
             **options,
         )
     return new_tokens(out, len(ids))
@@ -274,9 +275,12 @@ class TransformersModel:
         return logits
 
     def generate(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        method = read_options(self._model.model, sampling)  # drafts change no answer
         with self._model.turns.alone(), torch.no_grad():
-            out = self._model.model.generate(**self._accept(inputs), **sampling)
-        return new_tokens(out, inputs["input_ids"].shape[1])
+            out = self._model.model.generate(**self._accept(inputs), **method.options)
+        tokens = new_tokens(out, inputs["input_ids"].shape[1])
+        method.follow(inputs["input_ids"], tokens)
+        return tokens
 
     def _accept(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = inputs.keys() & {*self._model.builder.accepted}
