@@ -6,10 +6,13 @@ import contextlib
 import fcntl
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from platformdirs import user_cache_path
 
 from kamera import forks
 
@@ -21,6 +24,14 @@ PATIENCE = 60.0
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LONGEST_PAUSE = 0.02  # seconds between two tries
+
+
+def cache_dir() -> Path:
+    """Your cache folder, or a temporary one where that cannot be made."""
+    try:
+        return user_cache_path("kamera", appauthor=False, ensure_exists=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="kamera-"))
 
 
 @contextlib.contextmanager

@@ -42,8 +42,9 @@ def demo(
     ] = None,
 ) -> None:
     """Film a small world, slide, recall and reorder, and compare with re-prefill and blind reuse."""
-    from kamera.engines.hf import cache_dir, hide_progress
+    from kamera.engines.hf import hide_progress
     from kamera.eval.demo import Demo, run_demo
+    from kamera.files import cache_dir
     from kamera.window.view import page
 
     if not out.shows_progress:

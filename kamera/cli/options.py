@@ -43,12 +43,9 @@ def size(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a size: give bytes, or 512MiB, 20GiB") from None
 
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model directory or hub name; 'testbed' for the shipped one.")
-]
-ModelOption = Annotated[
-    str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
-]
+_MODEL = "Model directory or hub name; 'testbed' for the shipped one, 'smollm2' for SmolLM2-135M-Instruct."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
+ModelOption = Annotated[str, typer.Option("--model", help=_MODEL)]
 Device = Annotated[
     str | None, typer.Option(callback=_usable, help="Device of the model: cpu, cuda, cuda:1, …")
 ]

@@ -14,7 +14,7 @@ from kamera.engines.hf.prove import (
     prove_patch,
     prove_relocation,
 )
-from kamera.engines.hf.shipped import SHIPPED, cache_dir, weights_dir
+from kamera.engines.hf.shipped import SHIPPED, weights_dir
 
 __all__ = [
     "SHIPPED",
@@ -25,7 +25,6 @@ __all__ = [
     "Observer",
     "OperatorProof",
     "ServedModel",
-    "cache_dir",
     "compare_kv",
     "describe",
     "hide_progress",

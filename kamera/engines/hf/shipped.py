@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import lzma
-import tempfile
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
-from kamera.files import publish_file
+from kamera.engines.hf.smollm2 import SMOLLM2, smollm2_source
+from kamera.files import cache_dir, publish_file
 
 SHIPPED = "testbed"
 """The name of the model that ships with Kamera. A folder of that name is ``./testbed``."""
@@ -20,21 +18,15 @@ _WEIGHTS, _SIZE = "model.safetensors", 5_581_776
 
 
 def source_of(name: str | Path) -> str | Path:
-    """What transformers loads for a model's ``name``: its folder for `SHIPPED`, else ``name``.
+    """What transformers loads for a model's ``name``: its folder for `SHIPPED` and `SMOLLM2`, else ``name``.
 
-    Of a path ``~`` is the user's home.
+    Of a path ``~`` is the user's home. Raises as `smollm2_source`.
     """
+    if name == SMOLLM2:
+        return smollm2_source()
     if name == SHIPPED:
         return weights_dir()
     return Path(name).expanduser() if str(name).startswith("~") else name
-
-
-def cache_dir() -> Path:
-    """Your cache folder, or a temporary one where that cannot be made."""
-    try:
-        return user_cache_path("kamera", appauthor=False, ensure_exists=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="kamera-"))
 
 
 @functools.cache
