@@ -14,7 +14,6 @@ from kamera.cli.command import command
 from kamera.cli.options import Owner
 from kamera.cli.output import Output, tables
 from kamera.cli.place import StorePlace, store_url
-from kamera.cli.store_options import keys_of
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 from kamera.store.disk.tier import MARKER
@@ -97,7 +96,7 @@ def _remote(place: StorePlace, of: str | None, limit: int | None, out: Output) -
     objects = []
     with place.open_answering() as store:
         raw = StoreAdmin(store).objects
-        names = raw.names() if of is None else keys_of(store, [of])
+        names = raw.names() if of is None else StoreAdmin(store).keys_of(of)
         for name in out.track(names[:limit], len(names[:limit]), "object"):
             data = raw.load(name)
             if data is not None:  # else it was deleted after the listing

@@ -27,7 +27,7 @@ def _usable(device: str | None) -> str | None:
         raise typer.BadParameter(str(error)) from None
 
 
-def _writable(path: Path | None) -> Path | None:
+def writable(path: Path | None) -> Path | None:
     if path is not None and not path.parent.is_dir():
         raise typer.BadParameter(f"no folder {str(path.parent)!r}: make it first")
     return path
@@ -35,12 +35,12 @@ def _writable(path: Path | None) -> Path | None:
 
 def size(text: str) -> int:
     """Bytes of a size such as 512MiB; `typer.BadParameter` for anything else."""
-    from kamera.store.memory import parse_size
+    from kamera.store import parse_size
 
     try:
         return parse_size(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a size: give bytes, or 512MiB, 20GiB") from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 _MODEL = "Model directory or hub name; 'testbed' for the shipped one, 'smollm2' for SmolLM2-135M-Instruct."
@@ -53,7 +53,7 @@ Precision = Annotated[Dtype, typer.Option("--dtype", help="Dtype of the weights.
 Form = Annotated[Literal["table", "json"], typer.Option("--format", help="Format of the result.")]
 File = Annotated[
     Path | None,
-    typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
+    typer.Option("--output", dir_okay=False, callback=writable, help="Write the result to a file instead."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes on stderr.")]
 ArmModules = Annotated[

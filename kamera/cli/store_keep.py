@@ -9,7 +9,7 @@ import typer
 
 from kamera.cli.command import command
 from kamera.cli.options import size
-from kamera.cli.store_options import MaxBytes, Older, StoreArgument, Targets, duration, keys_of
+from kamera.cli.store_options import MaxBytes, Older, StoreArgument, Targets, duration
 from kamera.errors import UnknownChunk
 from kamera.store import StoreAdmin
 
@@ -61,7 +61,7 @@ def pin(
         raise ValueError("--cap and --no-cap exclude each other")
     with target.open() as store:
         admin = StoreAdmin(store)
-        keys = keys_of(store, objects)
+        keys = admin.keys_of(objects)
         if no_cap or cap is not None:
             admin.pins.set_cap(cap)
         if keys:
@@ -75,12 +75,7 @@ def unpin(target: StoreArgument, objects: Targets) -> None:
     """Let gc remove objects again. Exit code 0 also if they were not pinned."""
     with target.open() as store:
         admin = StoreAdmin(store)
-        pin_names = [p.name for p in admin.pins.list()]
-        keys: list[str] = []
-        for name in objects:  # a pin may outlive its object
-            names = [pin for pin in pin_names if pin.startswith(name)]
-            keys += names if len(names) == 1 else keys_of(store, [name])
-        count = admin.unpin(keys)
+        count = admin.unpin(objects)
         pin_count = len(admin.pins.list())
     target.out.show({"store": store.url, "unpinned": count, "pinned": pin_count})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,19 +14,16 @@ from kamera.cli.options import Owner, size
 from kamera.cli.output import Output
 from kamera.cli.place import StorePlace, store_url
 from kamera.errors import RemoteUnavailable
-from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.keys import KINDS, whole_id
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+from kamera.store import ChunkStore, StoreAdmin, parse_duration
+from kamera.store.keys import KINDS
 
 
 def duration(text: str) -> float:
     """Seconds of a duration such as 12h; `typer.BadParameter` for anything else."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a time: give seconds, or 30m, 12h, 7d, 4w")
-    return float(match.group(1)) * _SECONDS[match.group(2)]
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 Kind = Annotated[str | None, typer.Option(help=f"Only objects of a kind: {', '.join(KINDS)}.")]
@@ -80,16 +76,3 @@ class StoreArgument:
             remote = StoreAdmin(store).stats().remote
             if remote is not None and remote.reads != "closed":
                 raise RemoteUnavailable(f"{store.url} stopped answering: {remote.last_error}")
-
-
-def keys_of(store: ChunkStore, targets: list[str]) -> list[str]:
-    """Keys of the objects of ``targets``: keys, ids of chunks (all their objects), or prefixes of either.
-
-    Raises `AmbiguousId` for a prefix of several, `UnknownChunk` for a prefix of none.
-    """
-    objects = store.ls() if targets else []
-    keys: list[str] = []
-    for target in targets:
-        whole = whole_id(target, (name for i in objects for name in (i.key, i.chunk_id)), "object or chunk")
-        keys += [i.key for i in objects if whole in (i.key, i.chunk_id)]
-    return list(dict.fromkeys(keys))

@@ -23,9 +23,9 @@ from kamera.store.keys import (
     survivor_id,
     whole_id,
 )
-from kamera.store.memory import parse_size
 from kamera.store.outline import OPENING, Outline
 from kamera.store.probes import Unasked, answers_apart, probe_text
+from kamera.store.quantities import parse_duration, parse_size
 from kamera.store.records import CanonicalRecord, PatchRecord, to_store_form
 from kamera.store.remote import is_remote
 from kamera.store.search.embedding import mean_features, picture_embedding
@@ -65,6 +65,7 @@ __all__ = [
     "mean_features",
     "memory_of",
     "object_key",
+    "parse_duration",
     "parse_size",
     "patch_key",
     "picture_embedding",

@@ -169,7 +169,7 @@ def whole_id(start: str, ids: Iterable[str], what: str) -> str:
     if start in matches:
         return start
     if not matches:
-        raise UnknownChunk(f"no {what} here begins with {quote(start)}: kamera store ls shows what there is")
+        raise UnknownChunk(f"no {what} here begins with {quote(start)}: its ls lists what there is")
     if len(matches) > 1:
         examples = ", ".join(one[: len(start) + 6] for one in matches[:3])
         raise AmbiguousId(

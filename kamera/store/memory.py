@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Container
 from typing import NamedTuple
 
-from kamera.errors import quote
 from kamera.store.info import BY_AGE, MemoryStats, ObjectInfo
 from kamera.store.pins import PinBook, PinCell
 from kamera.store.records import Record
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes of ``4096``, ``"512MiB"``, ``"4GiB"`` or ``"1GB"``; raises `ValueError` for anything else."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    if match is None:
-        raise ValueError(f"memory limit {quote(size)} is no size: give bytes, or text such as '4GiB'")
-    number, unit = match.group(1), (match.group(2) or "").upper()
-    base = 1024 if unit.endswith("I") else 1000
-    return int(float(number) * base ** " KMGT".index(unit[:1] or " "))
 
 
 class _Entry(NamedTuple):

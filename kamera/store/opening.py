@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from kamera.errors import StoreError, quote
 from kamera.store.codec import Codec
 from kamera.store.disk.tier import DiskTier
-from kamera.store.memory import parse_size
+from kamera.store.quantities import parse_size
 from kamera.store.remote import SCHEMES, is_remote, open_remote
 from kamera.store.seal.tenants import directory_of
 from kamera.store.tiers import Tiers
@@ -25,7 +25,7 @@ def open_tiers(
     read_only: bool,
 ) -> tuple[str, Tiers]:
     """A store's address without credentials, and its tiers; arguments and errors of `ChunkStore.open`."""
-    limit = None if disk_limit is None else parse_size(disk_limit)
+    limit = None if disk_limit is None else parse_size(disk_limit, "disk_limit")
     if isinstance(url, str) and is_remote(url):
         if read_only:
             raise ValueError("read_only is for a directory store, and this is a remote")

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from kamera.errors import PinsFull, StoreError
+from kamera.store.quantities import parse_duration, parse_size
 
 NO_HOMES: Mapping[str, str] = {}
 
@@ -122,18 +123,19 @@ class PinBook:
     def pin(
         self,
         objects: Iterable[tuple[str, int]],
-        ttl: float | None = None,
+        ttl: float | str | None = None,
         homes: Mapping[str, str] = NO_HOMES,
     ) -> None:
-        """Pin objects (name, bytes), all or none; those pinned already get the new ``ttl`` (seconds).
+        """Pin objects (name, bytes), all or none; those pinned already get the new ``ttl``.
 
         ``homes``: name of a patch to the name of its canonical, which is not collected either.
-        Raises `PinsFull` when the pinned bytes would exceed `cap`, `ValueError` for an invalid ``ttl``.
+        Raises `PinsFull` when the pinned bytes would exceed `cap`, `ValueError` for what is no time.
         """
-        if ttl is not None and not ttl > 0:
-            raise ValueError(f"a pin lasts more than 0 seconds, got {ttl}")
         sizes = dict(objects)
-        expires = None if ttl is None else self._clock() + ttl
+        seconds = None if ttl is None else parse_duration(ttl)
+        if seconds == 0:
+            raise ValueError("a pin of 0 seconds keeps nothing: give more")
+        expires = None if seconds is None else self._clock() + seconds
         for pages in self._changing():
             pages.pins.update({n: PinEntry(n, size, expires, homes.get(n)) for n, size in sizes.items()})
             if pages.cap is not None and pages.size > pages.cap:
@@ -168,12 +170,11 @@ class PinBook:
         """Most bytes that may be pinned at once; None for no such limit."""
         return self._pages(self.cell.get()).cap
 
-    def set_cap(self, cap: int | None) -> None:
-        """Bound the bytes of future pins; present pins stay. Raises `ValueError` for an invalid size."""
-        if cap is not None and cap < 0:
-            raise ValueError(f"a cap is a number of bytes, got {cap}")
+    def set_cap(self, cap: int | str | None) -> None:
+        """Bound the bytes of future pins; present pins stay. Raises `ValueError` for what is no size."""
+        size = None if cap is None else parse_size(cap, "cap")
         for pages in self._changing():
-            pages.cap = cap
+            pages.cap = size
 
     @property
     def remote(self) -> str | None:

@@ -29,11 +29,11 @@ from kamera.store.keys import (
     object_key,
 )
 from kamera.store.listing import stats
-from kamera.store.memory import parse_size
 from kamera.store.metrics import Counters, Metrics
 from kamera.store.opening import open_tiers
 from kamera.store.orders import PutOrder, put_batches
 from kamera.store.probes import Unasked, compare
+from kamera.store.quantities import parse_size
 from kamera.store.records import CanonicalRecord, PatchRecord, Record, base_of
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, LookBack, Query
@@ -127,7 +127,7 @@ class ChunkStore:
         check_form(kv)
         hasher_of(digest)
         codec = replace(codec_of(tenant, secret, keys), digest=digest)
-        limit = parse_size(memory_limit)
+        limit = parse_size(memory_limit, "memory_limit")
         where, tiers = open_tiers(url, codec, tenant, limit, cache, disk_limit, read_only)
         return cls(where, tiers, tenant, codec, kv, metrics)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera.store import ChunkStore
-from tests.cli.run import kamera
+from tests.cli.run import files, kamera
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 A, B = "a" * 64, "b" * 64
@@ -63,3 +63,17 @@ def test_damage_fails_the_export_and_the_import(capsys, root, tmp_path):
     (tmp_path / "d").mkdir()
     none = kamera(capsys, "store", "import", tmp_path / "t", tmp_path / "d")
     assert none.code == 1 and "no kamera store" in none.err
+
+
+@pytest.mark.parametrize(
+    "verb", [["convert", "s", "t/../s"], ["export", "s", "link"], ["import", "link", "s"]], ids=lambda v: v[0]
+)
+def test_a_store_is_not_copied_into_itself(capsys, root, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "link").symlink_to(root)
+    before = files(root)
+    done = kamera(capsys, "store", *verb)
+    assert (done.code, done.out) == (2, "")
+    assert "into itself" in done.err and done.err.count("\n") == 1
+    assert files(root) == before

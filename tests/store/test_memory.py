@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from kamera.store import parse_size
 from kamera.store.codec import Codec
-from kamera.store.memory import MemoryTier, parse_size
+from kamera.store.memory import MemoryTier
 from tests.store.builders import canonical
 
 
@@ -99,6 +100,6 @@ def test_sizes_are_parsed(text: int | str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "4 gigs", "-1", -1, "4G", "4GiBs", True, 1.5, None])
 def test_what_is_no_size_is_refused_with_its_value(text: Any) -> None:
-    with pytest.raises(ValueError, match="memory limit") as caught:
+    with pytest.raises(ValueError, match="size") as caught:
         parse_size(text)
     assert repr(text) in str(caught.value)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kamera.errors import StoreError
+from kamera.errors import StoreError, UnknownChunk
 from kamera.store.admin.copy import Copied, copy
 from kamera.store.admin.forget import Forgotten, forget
 from kamera.store.admin.gc import collect
@@ -23,10 +23,10 @@ from kamera.store.info import (
     VerifyReport,
     ignore_progress,
 )
-from kamera.store.keys import KVForm, home_of, is_key
+from kamera.store.keys import KVForm, home_of, is_key, whole_id
 from kamera.store.listing import census
-from kamera.store.memory import parse_size
 from kamera.store.pins import PinBook
+from kamera.store.quantities import parse_size
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -78,14 +78,31 @@ class StoreAdmin:
 
     # -- keeping and removing objects ----------------------------------------------------------
 
-    def pin(self, keys: Iterable[str], ttl: float | None = None) -> None:
-        """Keep objects through `gc`, for ``ttl`` seconds or for good; all or none.
+    def keys_of(self, targets: str | Iterable[str]) -> list[str]:
+        """Keys of objects of this tenant: of ``targets`` each is a key, or a chunk's id for all its objects.
 
-        Raises `PinsFull` over the store's cap (`pins`), `StoreError` for an object that is not stored,
+        The beginning of either is enough. Raises `UnknownChunk` for one that names nothing here,
+        `AmbiguousId` for the beginning of several.
+        """
+        names = [targets] if isinstance(targets, str) else list(targets)
+        infos = self._tiers.infos_of([name for name in names if is_key(name)])
+        own = {i.key for i in infos if i is not None and i.context.tenant == self.store.tenant}
+        rows = [] if own.issuperset(names) else self.store.ls()
+        ids, keys = [name for row in rows for name in (row.key, row.chunk_id)], list[str]()
+        for name in names:
+            whole = name if name in own else whole_id(name, ids, "object or chunk")
+            keys += [name] if name in own else [r.key for r in rows if whole in (r.key, r.chunk_id)]
+        return list(dict.fromkeys(keys))
+
+    def pin(self, targets: str | Iterable[str], ttl: float | str | None = None) -> None:
+        """Keep the objects of ``targets`` (`keys_of`) through `gc`; all or none.
+
+        ``ttl``: seconds, or text such as ``"12h"``; None: for good. A chunk's are those that it has now.
+        Raises `PinsFull` over the store's cap (`pins`), `UnknownChunk` for what is not stored,
         `RemoteUnavailable`. Pins of a remote are stored beside its objects, and every client's `gc` honours
         them; pins in ``memory://`` are this process's.
         """
-        names = list(dict.fromkeys(keys))
+        names = self.keys_of(targets)
         infos = self._own_infos(names)
         homes = {
             key: self.store._codec.name(home)
@@ -101,9 +118,17 @@ class StoreAdmin:
             self.pins.unpin(names)
             raise StoreError(f"{self.store.url} has lost {min(lost_names)} meanwhile: nothing was pinned")
 
-    def unpin(self, keys: Iterable[str]) -> int:
-        """Unpin objects of this tenant, or objects that are gone; return the number that were pinned."""
-        mine = list(dict.fromkeys(keys))
+    def unpin(self, targets: str | Iterable[str]) -> int:
+        """Unpin objects of this tenant (`keys_of`), or objects that are gone; the number that were pinned."""
+        pin_names, mine = [pin.name for pin in self.pins.list()], list[str]()
+        for target in [targets] if isinstance(targets, str) else targets:
+            names = [name for name in pin_names if name.startswith(target)]
+            try:
+                mine += names if len(names) == 1 else self.keys_of(target)
+            except UnknownChunk:
+                if not is_key(target):
+                    raise  # else its object is gone, with its pin or without
+        mine = list(dict.fromkeys(mine))
         if self._tiers.disk is not None and self._tiers.remote is None:  # its pins are of all tenants
             mine = [key for key in mine if self._own_info(key) is not None or self._tiers.info(key) is None]
         return self.pins.unpin(mine)
@@ -187,7 +212,7 @@ class StoreAdmin:
         ``"int4"``): canonicals in codes, without patches of another form; what is in other codes is refused
         by name: codes of codes lose twice. ``certificates``: also those of the backbones concerned.
         ``progress`` is called with the objects done and their total. Raises `UnknownChunk` for a chunk that
-        is not stored, `ValueError` for a form without codes.
+        is not stored, `ValueError` for a form without codes, and for a copy into itself.
         """
         return copy(self.store, target, chunks, kv, certificates, progress)
 

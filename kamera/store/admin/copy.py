@@ -69,6 +69,16 @@ def copy(
         return _copy(source, target_store, infos, kv, certificates, progress)
 
 
+def _is_same(source: ChunkStore, target: ChunkStore) -> bool:
+    """True if both are the same tenant's objects in the same place."""
+    disks = [None if store._tiers.remote else store._tiers.disk for store in (source, target)]
+    if disks[0] is not None and disks[1] is not None:
+        same_place = os.path.samefile(disks[0].root, disks[1].root)
+    else:
+        same_place = source.url == target.url and (source is target or source._tiers.remote is not None)
+    return same_place and source.tenant == target.tenant
+
+
 def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
     """Folders for certificates that came with a store, its tenant's own first; none in memory."""
     tiers = store._tiers
@@ -102,6 +112,8 @@ def _copy(
     certificates: bool,
     progress: Progress,
 ) -> Copied:
+    if _is_same(source, target):
+        raise ValueError(f"{source.url} would be copied into itself: give another store")
     counts: Counter[str] = Counter()
     refused = dict(_unlisted_names(source))
     losses: list[float] = []
