@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kamera.cli.lazy import Verb, group
 from kamera.errors import KameraError, PlanError
+
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""What typer raises for any bad command line; it exports only this subclass."""
 
 
 def _verbs(module: str, *names: str) -> dict[str, Verb]:
@@ -84,19 +87,33 @@ def run(program: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     """Run a program's command line (default: the process's own) and return its exit code.
 
     0 done, 1 failed (a KameraError or the operating system), 2 bad usage (a ValueError is the caller's
-    mistake by house rule). Errors go to stderr, one line each.
+    mistake by house rule), 130 interrupted. Errors go to stderr, one line each.
     """
     try:
-        program(None if arguments is None else list(arguments), prog_name=name)
+        code = program(None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except _UsageError as error:
+        return _refuse_usage(error)
     except PlanError as error:
         return _fail(2, *error.problems)
     except (KameraError, OSError) as error:
         return _fail(1, str(error))
     except ValueError as error:
         return _fail(2, str(error))
-    return 0
+    return code if isinstance(code, int) else 0
+
+
+def _refuse_usage(error: Any) -> int:
+    """Say what is wrong with a command line. A group without a command shows its help."""
+    message = error.format_message().replace("Value error, ", "").strip().removesuffix(".")
+    if error.ctx is None:
+        return _fail(2, message)
+    path = error.ctx.command_path
+    if message == error.ctx.get_help().strip().removesuffix("."):
+        print(message, file=sys.stderr)
+        return 2
+    return _fail(2, f"{path}: {message[:1].lower()}{message[1:]}; see {path} --help")
 
 
 def _fail(code: int, *messages: str) -> int:

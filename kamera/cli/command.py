@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 Made = TypeVar("Made")
@@ -26,6 +27,7 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
     options += [p for p in (*own, *common) if p.default is not p.empty]
 
     def run(**values: Any) -> None:
+        _check_output(values)
         instances = {name: make(cls, values) for name, cls in classes.items()}
         verb(**{p.name: values[p.name] for p in own}, **instances)
 
@@ -35,6 +37,18 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
+
+
+def _check_output(values: Mapping[str, Any]) -> None:
+    """Raise ValueError if ``--output`` would replace a file that the verb reads."""
+    output = values.get("output")
+    if not isinstance(output, Path) or not output.exists():
+        return
+    for name, value in values.items():
+        paths = value if isinstance(value, list) else [value]
+        given = [Path(path) for path in paths if isinstance(path, str | Path)]
+        if name != "output" and any(path.exists() and path.samefile(output) for path in given):
+            raise ValueError(f"--output {output} is what is read: give another file")
 
 
 def make(cls: type[Made], given: dict[str, Any]) -> Made:

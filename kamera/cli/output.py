@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import reduce
@@ -84,6 +84,20 @@ class Output:
             print_tables(Console(file=text, width=_PLAIN_WIDTH), tables)
             self._put(text.getvalue())
 
+    @contextlib.contextmanager
+    def lines(self) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
+        """A function that writes a result line by line, as it comes: as text, or as an object of JSON."""
+        with contextlib.ExitStack() as files:
+            file = sys.stdout
+            if self.output is not None:
+                file = files.enter_context(self.output.open("w", encoding="utf-8"))
+
+            def write(line: str, document: Mapping[str, Any]) -> None:
+                text = line if self.format == "table" else json.dumps(document, ensure_ascii=False)
+                print(text, file=file, flush=True)
+
+            yield write
+
     def note(self, text: str) -> None:
         """Write a remark to stderr, unless ``quiet``."""
         if not self.quiet:
@@ -106,7 +120,7 @@ class Output:
         """Write the result; for people its entries become `tables`."""
         self.write(document, tables(document, columns))
 
-    @contextmanager
+    @contextlib.contextmanager
     def progress_callback(self, unit: str) -> Iterator[Callable[[int, int], None]]:
         """A progress bar as a function of the number done and the total."""
         with self.progress(None, unit) as bar:

@@ -46,6 +46,8 @@ def plan_from_trace(
 
     With a store, windows end before the first chunk that it does not hold.
     """
+    if plan.exists() and plan.samefile(trace):
+        raise ValueError(f"PLAN {plan} is the trace: give another file")
     chunks = None
     if store is not None:
         with StorePlace(store, owner).open_answering() as chunk_store:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from kamera.cli.command import command
-from kamera.cli.options import Loading, Model, Quiet, size
+from kamera.cli.options import Loading, Model, size
+from kamera.cli.output import Output
 from kamera.engines import Completes
 from kamera.sessions import SessionMode
 from kamera.trust import ReusePolicy
@@ -19,6 +20,7 @@ from kamera.trust import ReusePolicy
 def serve(
     model: Model,
     loading: Loading,
+    out: Output,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     store: Annotated[
@@ -48,12 +50,11 @@ def serve(
             help="vLLM's server, which answers; MODEL is the folder it serves, --store its connector's.",
         ),
     ] = None,
-    quiet: Quiet = False,
 ) -> None:
     """Serve /v1/chat/completions, /v1/responses and /v1/messages; only an agent's URL changes.
 
-    / is a live page of what it does. Prints one line with the address when it is ready. On SIGTERM and
-    Ctrl-C it finishes running requests, saves, and prints one more line.
+    / is a live page of what it does. Writes one line with the address when it is ready. On SIGTERM and
+    Ctrl-C it finishes running requests, saves, and writes one more line.
     """
     try:
         from kamera import serve as serving
@@ -69,13 +70,16 @@ def serve(
         raise ValueError(f"--engine {engine} has a store of its own: give it as --store")
     peer = None if engine is None else over_http(engine)
     listener = serving.bind_socket(host, port)
-    backbone = loading.load(model, show_progress=not quiet) if peer is None else loading.open_served(model)
+    shows = out.shows_progress
+    backbone = loading.load(model, show_progress=shows) if peer is None else loading.open_served(model)
     reuse: ReusePolicy = getattr(ReusePolicy, policy)()
     reuse = reuse if peer is None else replace(reuse, certified=False, tolerance=None)  # none is of an engine
     # under "streaming" what stays when content leaves is kept
     mode: SessionMode = "amortize" if policy == "streaming" else "auto"
     service = serving.Service(backbone, reuse, mode=mode, store=store, max_bytes=max_bytes, engine=peer)
-    serving.run(serving.Front(service, tenants, name or [model]), listener)
+
+    with out.lines() as write:
+        serving.run(serving.Front(service, tenants, name or [model]), listener, lambda told: write(*told))
 
 
 def over_http(url: str) -> Completes:

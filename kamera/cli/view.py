@@ -11,7 +11,8 @@ from urllib.request import urlopen
 
 import typer
 
-from kamera.cli.options import Quiet
+from kamera.cli.command import command
+from kamera.cli.options import Form, Quiet, writable
 from kamera.cli.output import Output
 from kamera.cli.snapshot import events_in
 from kamera.errors import StoreError
@@ -19,6 +20,7 @@ from kamera.window import Event, read_events, read_trace
 from kamera.window.view import page
 
 
+@command
 def view(
     source: Annotated[
         str,
@@ -29,9 +31,15 @@ def view(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", dir_okay=False, help="The file to write (default: SOURCE's name, here)."),
+        typer.Option(
+            "--output",
+            dir_okay=False,
+            callback=writable,
+            help="The page to write (default: SOURCE's name, here).",
+        ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    format: Form = "table",
     quiet: Quiet = False,
 ) -> None:
     """Show a window's life: every chunk over time, what ran, and what a prefix cache would have run.
@@ -42,8 +50,10 @@ def view(
     name, events = re.split(r"[/\\?#]", source.rstrip("/"))[-1], _events(source)
     path = output or Path(f"{Path(name).stem or 'window'}.html")
     path.write_text(page(events, title=title or name), encoding="utf-8")
-    Output(quiet=quiet).note(f"{len(events)} operations")
-    print(path)
+    out = Output(format, None, quiet)
+    out.note(f"{len(events)} operations")
+    with out.lines() as write:
+        write(str(path), {"source": source, "page": str(path), "operations": len(events)})
 
 
 def _events(source: str) -> Sequence[Event]:

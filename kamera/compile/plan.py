@@ -72,11 +72,13 @@ class PlanFile:
 def read_plan(path: str | Path) -> PlanFile:
     """Read a plan and check, without a model, its format, its names and that every file exists.
 
-    Raises PlanError naming every bad line, FileNotFoundError (or another OSError) for the plan itself.
+    Raises PlanError naming every bad line, or the first alone of a file that is no plan, FileNotFoundError
+    (or another OSError) for the plan itself.
     """
     path = Path(path)
     windows: list[PlannedWindow] = []
     problems: list[str] = []
+    is_first = True
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -85,6 +87,9 @@ def read_plan(path: str | Path) -> PlanFile:
             windows.append(_window(where, line, path.parent))
         except ValueError as bad:
             problems.append(f"{where}: {bad}")
+        if problems and is_first and not line.lstrip().startswith(b"{"):
+            break  # it is no plan
+        is_first = False
     if problems:
         raise PlanError(problems)
     if not windows:

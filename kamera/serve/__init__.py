@@ -3,10 +3,21 @@
 It needs ``pip install 'kamera[serve]'``.
 """
 
-from kamera.serve.app import Front, run, server_of
+from kamera.serve.app import Front, Notice, run, server_of
 from kamera.serve.keys import LOCAL, Keys
 from kamera.serve.refusal import Refusal
 from kamera.serve.service import Service, Within
 from kamera.window.view.live import bind_socket
 
-__all__ = ["LOCAL", "Front", "Keys", "Refusal", "Service", "Within", "bind_socket", "run", "server_of"]
+__all__ = [
+    "LOCAL",
+    "Front",
+    "Keys",
+    "Notice",
+    "Refusal",
+    "Service",
+    "Within",
+    "bind_socket",
+    "run",
+    "server_of",
+]

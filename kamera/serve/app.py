@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import uvicorn
@@ -49,6 +50,18 @@ READING, SENDING = 60, 60
 
 STOPPING, CONNECTIONS = 120, 512
 """Seconds that answers may take after a server was told to stop; connections at once, others get a 503."""
+
+
+class Notice(NamedTuple):
+    """What a server says of itself: a line for people, and the same as a JSON object."""
+
+    line: str
+    facts: dict[str, Any]
+
+
+def print_notice(notice: Notice) -> None:
+    """Print the line to stdout."""
+    print(notice.line, flush=True)
 
 
 class Bodies:
@@ -105,16 +118,22 @@ class Front(Page):
         """The lives of the tenant's sessions."""
         return self.service.lives_of(self._keys.tenant(request))
 
-    def close(self) -> str:
+    def opened(self, url: str) -> Notice:
+        """What is said once the server listens at ``url``."""
+        return Notice(f"kamera serves on {url}", {"url": url, "models": self._names, "pid": os.getpid()})
+
+    def close(self) -> Notice:
         """Finish what runs and waits, save, and say so."""
         self.worker.close()
+        store, saved, problem = self.service.store, 0, None
         try:
-            kept = self.service.close()
+            saved = self.service.close()
         except KameraError as error:
-            return f"stopped after {self.worker.done} requests; not all is saved: {error}"
-        store = self.service.store
-        where = "nothing kept" if store is None else f"{kept} sessions saved in {store}"
-        return f"stopped after {self.worker.done} requests, {where}"
+            problem = str(error)
+        where = "nothing kept" if store is None else f"{saved} sessions saved in {store}"
+        end = f", {where}" if problem is None else f"; not all is saved: {problem}"
+        facts = {"requests": self.worker.done, "sessions": saved, "store": store and str(store)}
+        return Notice(f"stopped after {self.worker.done} requests{end}", {**facts, "problem": problem})
 
     def app(self, life: Lifespan[Starlette] | None = None) -> Starlette:
         """The application."""
@@ -266,23 +285,26 @@ def _encode(events: Events) -> bytes:
     return b"".join(ServerSentEvent(text, event=data.get("type")).encode() for text, data in told)
 
 
-def server_of(front: Front, on: socket.socket) -> PageServer:
-    """The server of a front on a bound socket. When it stops, what runs and waits is finished and saved."""
+def server_of(front: Front, on: socket.socket, say: Callable[[Notice], None] = print_notice) -> PageServer:
+    """The server of a front on a bound socket. When it stops, what runs and waits is finished and saved.
+
+    It will ``say`` that it is ready, and that it has stopped.
+    """
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
         host, port = on.getsockname()[:2]
-        print(f"kamera serves on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        say(front.opened(f"http://{f'[{host}]' if ':' in host else host}:{port}"))
         yield
-        print(front.close(), flush=True)
+        say(front.close())
 
     limits: dict[str, Any] = {"timeout_graceful_shutdown": STOPPING, "limit_concurrency": CONNECTIONS}
     config = uvicorn.Config(front.app(life), log_level="warning", server_header=False, **limits)
     return PageServer(config, front)
 
 
-def run(front: Front, on: socket.socket) -> None:
-    """Serve until the process is told to end."""
+def run(front: Front, on: socket.socket, say: Callable[[Notice], None] = print_notice) -> None:
+    """Serve until the process is told to end; ``say`` as for `server_of`."""
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops at them, and sends them once more then
         signal.signal(number, signal.SIG_IGN)
-    server_of(front, on).run(sockets=[on])
+    server_of(front, on, say).run(sockets=[on])

@@ -317,11 +317,13 @@ def read_events(data: bytes, where: str) -> Iterator[Event]:
     for number, line in enumerate([*lines, last], start=1):
         try:
             event = Event.from_json(line)
-        except ValueError as error:
+        except ValueError:
             if number > len(lines):
                 continue
+            text = line.decode(errors="replace")
+            shown = quote(text) if text.isprintable() else "bytes that are no text"
             raise TraceError(
-                f"{where}:{number}: not a window's operation ({error}): give a file that "
+                f"{where}:{number}: {shown} is not a window's operation: give a file that "
                 "KameraWindow(trace=…) wrote"
             ) from None
         yield event

@@ -33,6 +33,8 @@ def test_a_trace_becomes_a_page_that_is_named(capsys, trace, tmp_path):
     done = kamera(capsys, "view", trace, "--output", tmp_path / "x.html", "--title", "<b>", "-q")
     assert (done.out, done.err) == (f"{tmp_path / 'x.html'}\n", "")
     assert "<title>&lt;b&gt;" in (tmp_path / "x.html").read_text()
+    done = kamera(capsys, "view", trace, "--format", "json")
+    assert done.document == {"source": str(trace), "page": "walk.html", "operations": 5}
 
 
 def test_a_saved_window_is_shown_as_it_stands(capsys, tmp_path, monkeypatch):
@@ -76,7 +78,7 @@ def test_a_pools_directory_and_its_trace_have_a_life_a_session(capsys, tmp_path,
     [
         ("nothing", 1, "nothing is at 'nothing'"),
         (".", 1, "no saved window or session"),
-        ("no.jsonl", 1, "no.jsonl:1: not a window's operation"),
+        ("no.jsonl", 1, "no.jsonl:1: '{}' is not a window's operation"),
         ("http://127.0.0.1:9/trace", 1, "does not answer"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -18,23 +20,14 @@ from tests.serve.rig import SYSTEM, Served, as_chat, frames, said, serving, user
 CHAT = "/v1/chat/completions"
 
 
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "kamera", "serve", "testbed", "--port", "0", "-q", *options]
+
+
 def started(*options: str) -> tuple[subprocess.Popen, str]:
     """A server of its own process, and its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "kamera",
-        "serve",
-        "testbed",
-        "--port",
-        "0",
-        "-q",
-        "--dtype",
-        "float32",
-        *options,
-    ]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command(*options), stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     line = process.stdout.readline()
     assert line.startswith("kamera serves on http://127.0.0.1:"), line
@@ -95,6 +88,23 @@ def test_a_command_that_makes_no_sense_is_refused(capfd, options, says):
     assert main(["serve", "testbed", *options]) == 2
     error = capfd.readouterr().err
     assert any(word in error for word in says.split("|"))
+
+
+def test_its_two_lines_are_objects_in_a_file_if_asked(tmp_path: Path):
+    said = tmp_path / "said"
+    said.write_text("of an earlier server\n")
+    options = ("--format", "json", "--output", str(said))
+    with subprocess.Popen(command(*options), stdout=subprocess.PIPE, text=True) as process:
+        while not said.read_text().startswith("{"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        ready = json.loads(said.read_text())
+        assert ready["models"] == ["testbed"] and ready["pid"] == process.pid
+        assert httpx.get(ready["url"] + "/health").json()["status"] == "ok"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0 and process.stdout.read() == ""
+    stopped = json.loads(said.read_text().splitlines()[1])
+    assert stopped == {"requests": 0, "sessions": 0, "store": None, "problem": None}
 
 
 def test_a_port_that_is_taken_is_named(capfd):
