@@ -26,6 +26,7 @@ from kamera.content.gear import Bits, Ids, Places, candidates, gear, hash_window
 from kamera.content.image_only import load_image_only
 from kamera.content.items import as_messages, kind_of, media_item, text_of, texts_of
 from kamera.content.landmarks import LandmarkReader, Landmarks
+from kamera.content.limits import MediaLimits
 from kamera.content.media import load_image
 from kamera.content.media_tokens import ProcessedMedia
 from kamera.content.naming import names_media
@@ -59,6 +60,7 @@ __all__ = [
     "Ids",
     "LandmarkReader",
     "Landmarks",
+    "MediaLimits",
     "Message",
     "Places",
     "ProcessedMedia",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
-from kamera.content.naming import VIDEO_SUFFIXES, find_media
+from kamera.content.media import bytes_of
+from kamera.content.naming import find_media, kind_of_file, moves
 from kamera.content.video import Clip
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnreadableMedia, quote
 
@@ -132,9 +135,18 @@ def no_item_message(item: Any) -> str:
 
 
 def is_picture(content: Any) -> bool:
-    """True for a picture in memory: a PIL image, an array, a file's bytes, or an open file."""
-    types = Image.Image | np.ndarray | bytes | bytearray | memoryview
+    """True for a picture in memory: a PIL image, an array, a tensor, a file's bytes, or an open file."""
+    types = Image.Image | np.ndarray | torch.Tensor | bytes | bytearray | memoryview
     return isinstance(content, types) or hasattr(content, "read")
+
+
+def _moves(content: Any) -> bool:
+    """True for the bytes, or the open file, of an animated picture; for others their place stays."""
+    if isinstance(content, bytes | bytearray | memoryview):
+        return moves(io.BytesIO(content))
+    if not hasattr(content, "seek") or isinstance(content, Image.Image):
+        return False
+    return moves(io.BytesIO(bytes_of(content)))
 
 
 def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
@@ -142,10 +154,10 @@ def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
         media = find_media(content) if names else None
         return [media or {"type": "text", "text": content}] if content else []
     if isinstance(content, os.PathLike):
-        kind = "video" if Path(content).suffix.lower() in VIDEO_SUFFIXES else "image"
+        kind = kind_of_file(Path(content))
         return [{"type": kind, kind: content}]
     if is_picture(content):
-        kind = "video" if isinstance(content, np.ndarray) and content.ndim == 4 else "image"
+        kind = "video" if getattr(content, "ndim", 0) == 4 or _moves(content) else "image"
         return [{"type": kind, kind: content}]
     if isinstance(content, Clip):
         return [{"type": "video", "video": content}]

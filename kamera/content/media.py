@@ -1,95 +1,125 @@
-"""Pictures from files, bytes, arrays, PIL images and chat content items."""
+"""Pictures from files, bytes, arrays, tensors, PIL images and chat content items."""
 
 from __future__ import annotations
 
-import base64
 import io
 import os
 import re
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from kamera.content.naming import file_of
-from kamera.content.sizing import CELL, SIZES, resize, sizes_of
+from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
+from kamera.content.naming import file_of, read_data_url
+from kamera.content.sizing import CELL, SIZES, Budget, size_of, sizes_of
 from kamera.errors import UnreadableMedia, first_line, quote
 
-_SOURCES = {"image": ("image", "path", "url"), "video": ("video", "path", "url")}
+SOURCES = {"image": ("image", "path", "url"), "video": ("video", "path", "url")}
+"""The entries of a chat item that name its picture or clip, the first that is there."""
+
 _URL = re.compile(r"^(?:[a-z][a-z0-9+.-]*://|data:)", re.IGNORECASE)
-# raised by Pillow for damaged files, in addition to OSError
-_DAMAGE = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, KeyError, struct.error)
+DAMAGE = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, KeyError, struct.error)
+"""Raised by Pillow for damaged files."""
+
+_STRIP = 1 << 22  # pixels that are converted at a time where a picture becomes smaller
 
 
-def load_image(source: Any, cell: int = CELL) -> Image.Image:
-    """An upright RGB picture from a PIL image, a path, a file's bytes, a uint8 array, or a chat item.
+def load_image(
+    source: Any, cell: int = CELL, *, limits: MediaLimits = DEFAULT_LIMITS, budget: Budget | None = None
+) -> Image.Image:
+    """An upright RGB picture of a PIL image, a path, a file's bytes, a uint8 array or tensor, or a chat item.
 
-    A ``data:`` url in base64 counts as the bytes that it holds, an open file (`io.BytesIO`) as its content
-    from the beginning. An array is ``[height, width]`` (gray) or ``[height, width, 1, 3 or 4]``. An EXIF
-    orientation (phones write one) is applied. Gray of 16 bits keeps its range: 65535 becomes 255; floats are
-    shares of white, 0 to 1. Alpha is dropped. A chat item may carry `SIZES`, in cells of
-    ``cell`` pixels. Raises UnreadableMedia, naming the source.
+    It shares no memory with its source. A ``data:`` url in base64 counts as the bytes that it holds, an open
+    file (`io.BytesIO`) as its content from the beginning. An array is ``[height, width]`` (gray) or
+    ``[height, width, 1, 3 or 4]``, a tensor may have its channels first. An EXIF orientation (phones write
+    one) is applied. Gray of 16 bits keeps its range: 65535 becomes 255; floats are shares of white, 0 to 1.
+    Alpha is dropped. A chat item may carry `SIZES`, in cells of ``cell`` pixels. A picture of more than
+    ``limits.decoded`` pixels is made smaller: to a processor's ``budget``, else to so many. Raises
+    UnreadableMedia, naming the source.
     """
+    sizes: Mapping[str, int] = {}
     if isinstance(source, Mapping):
         check_options(source, "image", SIZES)
-        sizes = sizes_of(source, "image")
-        image = load_image(next((source[k] for k in _SOURCES["image"] if source.get(k) is not None), None))
-        return resize(image, sizes, "image", cell)
-    if isinstance(source, Image.Image):
-        return _open(source, "the picture")
-    if isinstance(source, np.ndarray):
-        return _of_array(source)
-    if isinstance(source, bytes | bytearray | memoryview):
-        return _open(io.BytesIO(source), f"{len(source)} bytes")
-    if hasattr(source, "read"):
-        return load_image(_content(source))
+        sizes, source = sizes_of(source, "image"), source_of(source, "image")
     if isinstance(source, str) and source[:5].lower() == "data:":
-        return load_image(_data(source))
+        source = read_data_url(source)
+    if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
+        data = bytes_of(source, limits)
+        file, name = io.BytesIO(data), f"{len(data)} bytes"
+        return _open(file, name, sizes, cell, limits, budget)
+    if isinstance(source, np.ndarray | torch.Tensor):
+        source = _of_array(source)
+    if isinstance(source, Image.Image):
+        return _open(source, "the picture", sizes, cell, limits, budget)
     if isinstance(source, str | os.PathLike):
         path = local_path(source, "image")
-        return _open(path, quote(path))
+        return _open(path, quote(path), sizes, cell, limits, budget)
     raise UnreadableMedia(f"{type(source).__name__} is not an image: give a PIL image, a path or an array")
 
 
-def _data(url: str) -> bytes:
-    """The bytes of a data url. Raises UnreadableMedia."""
-    head, comma, body = url.partition(",")
-    try:
-        if not comma or not head.lower().endswith(";base64"):
-            raise ValueError("it does not say base64")
-        return base64.b64decode(body, validate=True)
-    except ValueError as error:
-        raise UnreadableMedia(f"{quote(url)} cannot be read as an image: {error}") from None
+def source_of(item: Mapping[str, Any], kind: str) -> Any:
+    """The picture or clip of a chat item."""
+    return next((item[name] for name in SOURCES[kind] if item.get(name) is not None), None)
 
 
-def _content(stream: Any) -> bytes:
-    """All bytes of an open file, which is left at its place: a conversation reads it again each turn."""
+def bytes_of(source: Any, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
+    """All bytes of a bytes-like object, or of an open file, whose place stays. Raises UnreadableMedia."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        limits.check_file(memoryview(source).nbytes, f"{type(source).__name__}")
+        return bytes(source)
     try:
-        place = stream.tell()
-        stream.seek(0)
-        data = stream.read()
-        stream.seek(place)
+        place = source.tell()
+        source.seek(0)
+        data = source.read(limits.file + 1)
+        source.seek(place)
     except (OSError, ValueError, AttributeError) as error:
         raise UnreadableMedia(
-            f"{type(stream).__name__} cannot be read again and again ({first_line(error)}): give its bytes"
+            f"{type(source).__name__} cannot be read from its beginning ({first_line(error)}): give its bytes"
         ) from None
     if not isinstance(data, bytes):
-        raise UnreadableMedia(f"{type(stream).__name__} gives {type(data).__name__}: open it for bytes")
+        raise UnreadableMedia(f"{type(source).__name__} gives {type(data).__name__}: open it for bytes")
+    limits.check_file(len(data), type(source).__name__)
     return data
 
 
-def _of_array(array: np.ndarray) -> Image.Image:
+def read_file(path: Path, kind: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
+    """The bytes of a picture's or video's file. Raises UnreadableMedia."""
+    article = "image" if kind == "image" else "video"
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise UnreadableMedia(f"{quote(path)} is no file: give one {article}")
+            limits.check_file(found.st_size, quote(path))
+            return file.read()
+    except FileNotFoundError:
+        raise UnreadableMedia(f"no {article} at {quote(path)}: give an existing file") from None
+    except (OSError, ValueError) as error:
+        raise UnreadableMedia(f"{quote(path)} cannot be read: {first_line(error)}") from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
+
+
+def _of_array(source: np.ndarray | torch.Tensor) -> Image.Image:
+    array = source.detach().cpu().numpy() if isinstance(source, torch.Tensor) else source
+    if isinstance(source, torch.Tensor) and array.ndim == 3 and array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)  # as torch has pictures
     gray = array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
     flat = gray.ndim == 2 or (gray.ndim == 3 and gray.shape[-1] in (3, 4))
     if not flat or array.dtype != np.uint8 or 0 in array.shape:
         raise UnreadableMedia(
-            f"array of shape {array.shape}, {array.dtype} is not a picture: "
+            f"array of shape {tuple(source.shape)}, {source.dtype} is not a picture: "
             "give uint8 [height, width], or [height, width, 1, 3 or 4]"
         )
-    return Image.fromarray(gray).convert("RGB")
+    return Image.fromarray(np.ascontiguousarray(gray))
 
 
 def local_path(source: str | os.PathLike[str], kind: str) -> Path:
@@ -105,7 +135,7 @@ def local_path(source: str | os.PathLike[str], kind: str) -> Path:
 
 def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) -> None:
     """Raise UnreadableMedia for an entry of a chat item that would have no effect."""
-    unknown = [name for name in item if name not in ("type", *_SOURCES[kind], *options)]
+    unknown = [name for name in item if name not in ("type", *SOURCES[kind], *options)]
     if unknown:
         raise UnreadableMedia(
             f"{kind} item with {', '.join(map(quote, unknown[:3]))}, which Kamera does not know: leave it "
@@ -113,27 +143,93 @@ def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) ->
         )
 
 
-def _open(file: Path | io.BytesIO | Image.Image, name: str) -> Image.Image:
+# -- decoding --------------------------------------------------------------------------------------
+
+
+def _open(
+    file: Path | io.BytesIO | Image.Image,
+    name: str,
+    sizes: Mapping[str, int],
+    cell: int,
+    limits: MediaLimits,
+    budget: Budget | None,
+) -> Image.Image:
     if isinstance(file, Path) and os.path.exists(file) and not os.path.isfile(file):  # a pipe would never end
         raise UnreadableMedia(f"{name} is no file: give one picture")
     try:
         if isinstance(file, Image.Image):
-            return _upright(file, name)
+            return _decode(file, name, sizes, cell, limits, budget, drafts=False)
         with Image.open(file) as image:
-            return _upright(image, name)
+            return _decode(image, name, sizes, cell, limits, budget, drafts=True)
     except FileNotFoundError:
         raise UnreadableMedia(f"no image at {name}: give an existing file") from None
     except UnreadableMedia:
         raise
-    except (*_DAMAGE, Image.DecompressionBombError) as error:
+    except (*DAMAGE, Image.DecompressionBombError) as error:
         first = first_line(error)
         raise UnreadableMedia(f"{name} cannot be read as an image: {first}") from None
 
 
-def _upright(image: Image.Image, name: str) -> Image.Image:
-    if 0 in image.size:
-        raise UnreadableMedia(f"{name} has {image.width} x {image.height} pixels: give one with pixels in it")
-    return _eight_bits(ImageOps.exif_transpose(image), name).convert("RGB")
+def _decode(
+    image: Image.Image,
+    name: str,
+    sizes: Mapping[str, int],
+    cell: int,
+    limits: MediaLimits,
+    budget: Budget | None,
+    *,
+    drafts: bool,
+) -> Image.Image:
+    """An upright RGB picture in the size that its item asks for.
+
+    ``drafts``: its decoder may be told to decode less, which changes ``image``.
+    """
+    limits.check_picture(image.size, name)
+    width, height = image.size
+    if width * height <= limits.decoded:
+        upright = _eight_bits(ImageOps.exif_transpose(image), name).convert("RGB")
+        size = size_of(upright.size, sizes, "image", cell)
+        return upright if size in (None, upright.size) else upright.resize(size)
+
+    def used() -> tuple[int, int]:
+        turned = image.getexif().get(_ORIENTATION) in _SIDEWAYS
+        shape = (height, width) if turned else (width, height)
+        size = size_of(shape, sizes, "image", cell) or (budget and budget.fit(*shape))
+        size = size or _within(*shape, limits.decoded)
+        return size[::-1] if turned else size
+
+    if drafts:
+        image.draft("RGB", (2 * used()[0], 2 * used()[1]))
+    image.load()
+    return ImageOps.exif_transpose(_smaller(_eight_bits(image, name), used()))
+
+
+_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
+
+
+def _within(width: int, height: int, most: int) -> tuple[int, int]:
+    """The largest size of the same shape of at most ``most`` pixels."""
+    scale = (most / (width * height)) ** 0.5
+    return max(1, int(width * scale)), max(1, int(height * scale))
+
+
+def _smaller(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """A large picture in RGB and a small size: averaged to twice that, strip by strip, and then resized.
+
+    It keeps an EXIF orientation.
+    """
+    factor = max(1, min(image.width // size[0], image.height // size[1]) // 2)
+    rows = max(1, _STRIP // (image.width * factor)) * factor
+    small = Image.new("RGB", (-(-image.width // factor), -(-image.height // factor)))
+    for top in range(0, image.height, rows):  # all of it in three channels would be large
+        strip = image.crop((0, top, image.width, min(image.height, top + rows))).convert("RGB")
+        small.paste(strip.reduce(factor), (0, top // factor))
+    small = small.resize(size)
+    small.info |= {entry: image.info[entry] for entry in _TURNS if entry in image.info}
+    return small
+
+
+_TURNS = ("exif", "xmp", "XML:com.adobe.xmp")  # where Pillow finds an orientation
 
 
 def _eight_bits(image: Image.Image, name: str) -> Image.Image:

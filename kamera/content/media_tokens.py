@@ -110,6 +110,6 @@ def expand(
 def _digest(kind: str, pixels: Any) -> str:
     if kind == "image":
         return digest("kamera.picture.v1", f"{pixels.size}", pixels.tobytes())
-    times = f"{pixels.fps},{pixels.total_frames},{pixels.indices}"
+    times = f"{pixels.fps},{pixels.total_frames},{pixels.places}"
     frames = (part for f in pixels.frames for part in (f"{f.size}", f.tobytes()))
-    return digest("kamera.clip.v1", times, *frames)
+    return digest("kamera.clip.v2", times, *frames)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from PIL import Image
+from typing import Any, NamedTuple
 
 from kamera.errors import UnreadableMedia, quote
 
@@ -54,16 +52,39 @@ def pixel_bounds(sizes: Mapping[str, int], kind: str, cell: int) -> tuple[int, i
     return low, high
 
 
-def resize(image: Image.Image, sizes: Mapping[str, int], kind: str, cell: int = CELL) -> Image.Image:
-    """The picture, or a clip's frame, in the size that its item requests."""
+def size_of(
+    given: tuple[int, int], sizes: Mapping[str, int], kind: str, cell: int = CELL
+) -> tuple[int, int] | None:
+    """Width and height that the item of a picture, or of a clip's frame, asks for; None if for none."""
     if not sizes:
-        return image
+        return None
     if "resized_height" in sizes:
         sides = (sizes["resized_height"], sizes["resized_width"])
         height, width = (max(cell, round(side / cell) * cell) for side in sides)
     else:
-        height, width = fit(image.height, image.width, cell, *pixel_bounds(sizes, kind, cell))
-    return image.resize((width, height))
+        height, width = fit(given[1], given[0], cell, *pixel_bounds(sizes, kind, cell))
+    return width, height
+
+
+class Budget(NamedTuple):
+    """The sizes that a processor makes of pictures: whole cells, ``least`` to ``most`` pixels."""
+
+    cell: int
+    least: int
+    most: int
+
+    def fit(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height that a picture gets."""
+        rows, columns = fit(height, width, *self)
+        return columns, rows
+
+
+def budget_of(processor: Any) -> Budget | None:
+    """The budget of a processor's pictures; None for one that has other rules."""
+    cell, part = cell_of(processor, "image"), _part(processor, "image")
+    size = dict(getattr(part, "size", None) or {})
+    least, most = size.get("shortest_edge"), size.get("longest_edge")
+    return Budget(cell, least, most) if cell and least and most else None
 
 
 def fit(height: int, width: int, cell: int, least: int, most: int) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from kamera.content import Clip, load_image, read_video
-from kamera.content.video import FrameSampling
 from kamera.engines.hf import HfEngine, forwards
 from kamera.errors import (
     EmptyChunk,
@@ -148,14 +147,6 @@ def test_frame_counts_must_be_positive(tmp_path, options):
 def test_fps_and_a_count_exclude_each_other(tmp_path):
     with pytest.raises(ValueError, match="not both"):
         read_video(tmp_path / "x.mp4", fps=1, num_frames=1)
-
-
-def test_every_sampling_stays_inside_the_video():
-    for total in (1, 2, 7):
-        for wanted in ((None, None, None), (0.1, None, None), (None, 20, None), (None, None, 1)):
-            indices = FrameSampling(*wanted).indices(total, 5.0)
-            assert indices
-            assert indices == sorted(set(indices))
 
 
 @pytest.mark.parametrize("content", ["", [], [""], {"role": "user", "content": []}])

@@ -297,7 +297,7 @@ def test_a_data_url_is_the_picture_that_it_holds():
     for bad in (url[:60], url.replace(";base64", ""), "data:", url + "!"):
         with pytest.raises(UnreadableMedia, match="cannot be read as an image"):
             load_image(bad)
-    with pytest.raises(UnreadableMedia, match="Kamera fetches nothing"):
+    with pytest.raises(UnreadableMedia, match="is a picture, not a video"):
         read_video(url)
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, read_video
+from kamera.content import Clip, Conversations
 from kamera.content.media import load_image
 from kamera.engines.hf import HfEngine
 from kamera.window import former_of, sequence_of
@@ -67,6 +68,14 @@ def test_a_video_file_is_one_clip_with_its_frames_times(backbone, clip):
     # two frames to a temporal patch, RATE frames a second
     assert chunk.inputs["second_per_grid_ts"].tolist() == pytest.approx([2 / RATE])
     assert not torch.equal(*[chunk.inputs["pixel_values_videos"][i] for i in (0, -1)])
+
+
+def test_true_times_are_in_the_key(backbone):
+    frames = tuple(Image.new("RGB", (SIDE, SIDE), (40 * i, 0, 0)) for i in range(4))
+    even, late = (Clip(frames, (0, 1, 2, 3), times, 1.0, 4) for times in ((0, 1, 2, 3), (0, 0.1, 0.2, 3)))
+    conversations = Conversations(backbone.processor)
+    digests = [conversations.media({"type": "video", "video": clip}).digest for clip in (even, late, even)]
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_a_list_of_frames_equals_the_clip_of_their_file(backbone, clip):
