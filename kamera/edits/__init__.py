@@ -6,7 +6,15 @@ from kamera.edits.clients import Client, Foreseen
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.messages import edit_messages
-from kamera.edits.policy import EditPolicy, apply_policy, same
+from kamera.edits.policy import (
+    EditPolicy,
+    PolicyFunction,
+    PolicyName,
+    apply_policy,
+    check_policy,
+    name_of,
+    same,
+)
 
 __all__ = [
     "Clearing",
@@ -17,12 +25,16 @@ __all__ = [
     "EditPolicy",
     "Foreseen",
     "Mode",
+    "PolicyFunction",
+    "PolicyName",
     "Snap",
     "Unit",
     "apply_policy",
+    "check_policy",
     "clearing_of",
     "difference",
     "edit_messages",
+    "name_of",
     "policies",
     "resolve",
     "same",

@@ -8,7 +8,7 @@ from typing import Any
 
 from kamera.content import Conversations, Fields, Message
 from kamera.edits.policies import clear_tool_results
-from kamera.edits.policy import EditPolicy
+from kamera.edits.policy import PolicyFunction
 from kamera.errors import InvalidRequest
 
 CLEAR = "clear_tool_uses_20250919"
@@ -19,7 +19,7 @@ CLEAR = "clear_tool_uses_20250919"
 class Clearing:
     """Old tool results that leave once a prompt has ``trigger`` tokens, if that removes ``at_least``."""
 
-    policy: EditPolicy
+    policy: PolicyFunction
     trigger: int
     at_least: int
 

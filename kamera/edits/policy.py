@@ -1,18 +1,105 @@
-"""Edit policies: functions from messages to the messages of the next turn, with checks of their results."""
+"""Edit policies: messages in, the messages of the next turn out, with checks of their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, ParamSpec, Protocol
 
 from kamera.content import Message, copy_message
 from kamera.errors import EditPolicyFailed, first_line, quote
 
-EditPolicy = Callable[[Sequence[Message], int], Sequence[Message]]
+Parameters = ParamSpec("Parameters")
+
+PolicyFunction = Callable[[Sequence[Message], int], Sequence[Message]]
 """``policy(messages, turn) -> messages``: a pure function; ``turn`` counts requests from 0."""
+
+
+class Transforms(Protocol):
+    """An object that is a policy by its ``transform``, a `PolicyFunction`."""
+
+    def transform(self, messages: Sequence[Message], turn: int, /) -> Sequence[Message]:
+        """The messages of the next turn."""
+
+
+EditPolicy = PolicyFunction | Transforms
+"""What edits a conversation before each turn."""
 
 PLAIN = (str, int, float, bool, type(None))
 """Types of the values in a message that are no media."""
+
+
+@dataclass(frozen=True)
+class PolicyName:
+    """A policy written down: its name, and its arguments as JSON (None: they cannot be written).
+
+    A policy of Kamera is made of this again. The name of any other is its attribute ``name``, or that of its
+    function or class; the arguments of a dataclass are its fields.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        given = None if self.arguments is None else [f"{n}={v!r}" for n, v in self.arguments.items()]
+        return f"{self.name}({'…' if given is None else ', '.join(given)})"
+
+    def make(self) -> EditPolicy | None:
+        """The policy, if it is Kamera's and its arguments are known. Raises ValueError for wrong ones."""
+        factory = _FACTORIES.get(self.name)
+        try:
+            return None if factory is None or self.arguments is None else factory(**self.arguments)
+        except TypeError as error:
+            raise ValueError(f"{self} is no policy: {first_line(error)}") from None
+
+
+_FACTORIES: dict[str, Callable[..., PolicyFunction]] = {}
+
+
+def written(factory: Callable[Parameters, PolicyFunction]) -> Callable[Parameters, PolicyFunction]:
+    """``factory``, whose policies know their `PolicyName`."""
+    name, signature = f"policies.{factory.__name__}", inspect.signature(factory)
+
+    @functools.wraps(factory)
+    def make(*values: Parameters.args, **named: Parameters.kwargs) -> PolicyFunction:
+        policy, arguments = factory(*values, **named), signature.bind(*values, **named)
+        arguments.apply_defaults()
+        vars(policy)["written"] = PolicyName(name, _as_json(arguments.arguments))
+        return policy
+
+    _FACTORIES[name] = make
+    return make
+
+
+def name_of(policy: EditPolicy) -> PolicyName:
+    """The policy written down."""
+    own = getattr(policy, "written", None)
+    if isinstance(own, PolicyName):
+        return own
+    name = getattr(policy, "name", None) or getattr(policy, "__qualname__", type(policy).__qualname__)
+    fields = asdict(policy) if is_dataclass(policy) and not isinstance(policy, type) else None
+    return PolicyName(str(name), None if fields is None else _as_json(fields))
+
+
+def _as_json(arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments as JSON gives them back; None for those that it cannot hold."""
+    try:
+        whole: Mapping[str, Any] = json.loads(json.dumps(dict(arguments), default=sorted, allow_nan=False))
+    except (TypeError, ValueError):
+        return None
+    return whole
+
+
+def check_policy(policy: EditPolicy | None) -> None:
+    """Raise ValueError for what is no policy."""
+    if policy is not None and not callable(getattr(policy, "transform", policy)):
+        raise ValueError(
+            f"edit_policy {quote(policy)} is none: give a function of messages and turn, or an object with "
+            "such a transform"
+        )
 
 
 def apply_policy(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
@@ -22,11 +109,12 @@ def apply_policy(policy: EditPolicy, messages: Sequence[Message], turn: int) -> 
     arguments, or returns another result for equal arguments.
     """
     name = getattr(policy, "__name__", type(policy).__name__)
+    transform: PolicyFunction = getattr(policy, "transform", policy)
     given = [copy_message(m) for m in messages]
-    first = _ask(policy, given, turn, name)
+    first = _ask(transform, given, turn, name)
     if not same(given, messages):
         raise EditPolicyFailed(f"edit policy {name} modified the messages it was given: return new ones")
-    if not same(_ask(policy, given, turn, name), first):
+    if not same(_ask(transform, given, turn, name), first):
         raise EditPolicyFailed(
             f"edit policy {name} gives two results for equal arguments (turn {turn}): its result must depend "
             "on its arguments alone"
@@ -34,9 +122,11 @@ def apply_policy(policy: EditPolicy, messages: Sequence[Message], turn: int) -> 
     return first
 
 
-def _ask(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: str) -> list[dict[str, Any]]:
+def _ask(
+    transform: PolicyFunction, messages: list[dict[str, Any]], turn: int, name: str
+) -> list[dict[str, Any]]:
     try:
-        answer = policy(messages, turn)
+        answer = transform(messages, turn)
     except Exception as error:
         raise EditPolicyFailed(
             f"edit policy {name} raised {type(error).__name__}: {first_line(error)}"

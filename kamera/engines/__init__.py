@@ -1,7 +1,7 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.account import Account, Spent, Usage, count_as_later, open_accounts
-from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span
+from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span, engine_of
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, chunk_positions, text_start
 from kamera.engines.materials import LiveExecutor, read_anchor, read_part
@@ -67,6 +67,7 @@ __all__ = [
     "checkpoint_fingerprint",
     "chunk_positions",
     "count_as_later",
+    "engine_of",
     "is_later",
     "join_pieces",
     "match",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from kamera.content import Chunk, ChunkBuilder, Content, Encoded
 from kamera.engines.extent import Extents
 from kamera.engines.moves import Written
 from kamera.engines.values import Answers, Continuation, ModelFacts, PositionLimits, SpanForm, Work
+from kamera.errors import quote
 from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
 
 
@@ -93,6 +94,14 @@ class HasEngine(Protocol):
 
     @property
     def engine(self) -> Engine: ...
+
+
+def engine_of(backbone: object) -> Engine:
+    """The engine of a backbone. Raises ValueError for what is none."""
+    engine = getattr(backbone, "engine", None)
+    if engine is None:
+        raise ValueError(f"{quote(backbone)} is no Backbone: load one with Backbone.from_pretrained")
+    return cast("Engine", engine)
 
 
 class Identity(Protocol):

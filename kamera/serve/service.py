@@ -19,7 +19,7 @@ from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job, Result
 from kamera.sessions import Branches, SessionMode, SessionPool, Stream, call_form
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, parse_size
 from kamera.trust import Guarantee, ReusePolicy, at_least
 from kamera.window.view import Lives
 
@@ -46,7 +46,7 @@ class Service:
         *,
         mode: SessionMode = "auto",
         store: Path | None = None,
-        max_bytes: int | None = None,
+        max_bytes: int | str | None = None,
         engine: Completes | None = None,
     ) -> None:
         self.backbone, self.store = backbone.engine, store
@@ -59,7 +59,7 @@ class Service:
         self._branches: dict[str, Branches] = {}
         self._opening = threading.Lock()
         policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
-        share = None if max_bytes is None else max(1, max_bytes // len(policies))
+        share = None if max_bytes is None else max(1, parse_size(max_bytes, "max_bytes") // len(policies))
         self._pools = {
             name: SessionPool(
                 self.backbone,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from kamera import forks
 from kamera.content import Conversations
 from kamera.engines import Engine, Spent
-from kamera.errors import ProcessorRequired
+from kamera.errors import ProcessorRequired, quote
 from kamera.ops import tensor_digest
 from kamera.sessions.branches import Branches
 from kamera.sessions.tool_calls import call_form
@@ -38,6 +38,12 @@ def conversations_of(backbone: Engine) -> Conversations:
     return Conversations(backbone.processor)
 
 
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raise ValueError for a value that is no whole number from ``least`` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={quote(value)}: give a whole number from {least} on")
+
+
 class Anchors:
     """Opens and forks the windows of sessions that share a backbone, a store and a policy.
 
@@ -59,6 +65,8 @@ class Anchors:
         listener: Listener | None = None,
     ) -> None:
         check_policy(policy)
+        if max_tokens is not None:
+            check_count("max_tokens", max_tokens, 1)
         self.backbone = backbone
         self.store = store
         self.conversations = conversations or conversations_of(backbone)

@@ -14,7 +14,7 @@ import torch
 from kamera import forks
 from kamera.content import Message, Rendered, copy_message
 from kamera.edits import Directive, EditPolicy, Snap, edit_messages
-from kamera.engines import Account, Completes, HasEngine, Usage
+from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError
 from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors, SessionWindow
@@ -23,12 +23,12 @@ from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
 from kamera.sessions.modes import Manner, SessionMode
-from kamera.sessions.persist import load_session, save_session
-from kamera.sessions.sampling import Options, closing_ids
+from kamera.sessions.persist import find_policy, load_session, save_session
+from kamera.sessions.sampling import Options, closing_ids, refuse_own_options
 from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show
 from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Turn, TurnReport, TurnUsage, read_answer
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, check_store
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow, Trace
 
@@ -75,10 +75,11 @@ class ChatSession:
         trace: str | Path | None = None,
         engine: Completes | None = None,
     ) -> None:
-        listener = None if trace is None else Trace(trace, session=secrets.token_hex(4))
-        anchors = anchors_over(
-            engine, backbone.engine, store, max_tokens=max_tokens, policy=policy, listener=listener
-        )
+        check_store(store)
+        own, listener = engine_of(backbone), None
+        if trace is not None:
+            listener = Trace(trace, session=secrets.token_hex(4))
+        anchors = anchors_over(engine, own, store, max_tokens=max_tokens, policy=policy, listener=listener)
         if uncached or reuse:
             refuse_over_engine(anchors, "uncached and reuse")
         self._begin(anchors, Manner(tools, mode, edit_policy, uncached, reuse), State())
@@ -90,6 +91,15 @@ class ChatSession:
         self._anchors, self._conversations = anchors, anchors.conversations
         self._lock, self._account = forks.Lock(), Account()
         self._anticipation = Anticipation(self.backbone)
+
+    @property
+    def edit_policy(self) -> EditPolicy | None:
+        """What edits the history before each turn; it may be set between turns."""
+        return self.manner.edit_policy
+
+    @edit_policy.setter
+    def edit_policy(self, policy: EditPolicy | None) -> None:
+        self.manner = replace(self.manner, edit_policy=policy)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -149,6 +159,7 @@ class ChatSession:
         that lacks what another thread was answered, UnknownTurn, and the errors of `Conversations.render` and
         of the window.
         """
+        refuse_own_options(options, ChatSession)
         stream = stream or Stream()
         stream.begin(self.backbone, logprobs)
         options = answer_options(self._anchors, stream, options, seed, logprobs)
@@ -284,12 +295,16 @@ class ChatSession:
     ) -> ChatSession:
         """A saved session with its window; nothing in the window is prefilled again.
 
+        Its edit policy is made again; one that is not Kamera's, or was given a function, has to be given.
         Raises StoreError if there is none, CorruptChunk for a damaged one or a file of another session's,
         ForeignObject for one that was saved under another secret than the store's, StoreVersionError for one
-        of another format, IncompatibleChunk for another model or tenant.
+        of another format, IncompatibleChunk for another model, tenant or edit policy.
         """
+        check_store(store)
+        engine = engine_of(backbone)
         document = read_document(Path(path), store)
-        anchors = Anchors(backbone.engine, store, max_tokens=document.max_tokens, policy=document.policy)
+        edit_policy = find_policy(Path(path), document, edit_policy)
+        anchors = Anchors(engine, store, max_tokens=document.max_tokens, policy=document.policy)
         manner = Manner(document.tools, document.mode, edit_policy, document.uncached, reuse)
         session = open_session(anchors, manner)
         with session._account.count_now(session.backbone):

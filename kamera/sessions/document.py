@@ -22,6 +22,7 @@ import cattrs
 import torch
 
 from kamera import files
+from kamera.edits import PolicyName
 from kamera.errors import CorruptChunk, ForeignObject
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, tools_digest
@@ -32,7 +33,7 @@ from kamera.window import Saved, SealedFile, refuse_malformed
 MEDIA = "media"
 """The folder of its pictures."""
 
-SESSION = SealedFile("session", 1, (MEDIA, f"window-{'[0-9a-f]' * 16}"))
+SESSION = SealedFile("session", 2, (MEDIA, f"window-{'[0-9a-f]' * 16}"))
 """The file of a saved session, which is published last, beside its pictures and its window."""
 
 WINDOW_FOLDER = re.compile(r"window-[0-9a-f]{16}")
@@ -76,6 +77,7 @@ class Document:
     tenant: str
     mode: SessionMode
     uncached: bool
+    edit_policy: PolicyName | None
     tools: list[dict[str, Any]] | None
     policy: ReusePolicy | None
     max_tokens: int | None

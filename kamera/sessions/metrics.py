@@ -57,12 +57,3 @@ def turn_counts(report: TurnReport) -> dict[str, int]:
         "anticipated": bool(report.anticipated),
         "misjudged": report.anticipated == 0,
     }
-
-
-def check_limits(max_sessions: int, max_bytes: int | None, min_tokens: int) -> None:
-    """Raise ValueError for limits under which a pool holds nothing."""
-    if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
-        raise ValueError(
-            f"max_sessions={max_sessions}, max_bytes={max_bytes}, min_tokens={min_tokens}: keep 1 "
-            "session and 1 byte or more, and share 0 tokens or more"
-        )

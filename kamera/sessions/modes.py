@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from kamera.content import Message, tool_schema
 from kamera.edits import EditPolicy, Mode, apply_policy
+from kamera.edits import check_policy as check_edit_policy
 from kamera.errors import quote
 from kamera.forks import lazy
 from kamera.ops import digest
@@ -37,6 +38,9 @@ class Manner:
     def __post_init__(self) -> None:
         if self.mode not in get_args(SessionMode):
             raise ValueError(f"mode {quote(self.mode)} is none of {', '.join(get_args(SessionMode))}")
+        check_edit_policy(self.edit_policy)
+        if isinstance(self.tools, str | Mapping) or callable(self.tools):
+            raise ValueError(f"tools {quote(self.tools)} are none: give a list of schemas or functions")
 
     @lazy
     def kind(self) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 from PIL import Image
 
 from kamera.content import Clip, kind_of, load_image, load_media, media_item, tool_schema
+from kamera.edits import EditPolicy, name_of
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.files import publish_file
 from kamera.sessions.anchors import Anchors
@@ -63,6 +64,7 @@ def save_session(
         tenant=anchors.store.tenant,
         mode=manner.mode,
         uncached=manner.uncached,
+        edit_policy=None if manner.edit_policy is None else name_of(manner.edit_policy),
         tools=None if manner.tools is None else [tool_schema(tool) for tool in manner.tools],
         policy=anchors.policy,
         max_tokens=anchors.max_tokens,
@@ -90,6 +92,28 @@ def save_session(
         return document
     except OSError as error:
         raise StoreError(f"the session cannot be saved at {str(path)!r}: {error}") from None
+
+
+def find_policy(path: Path, document: Document, given: EditPolicy | None) -> EditPolicy | None:
+    """The edit policy of the session that is saved at ``path``: made again, or ``given`` if it is that one.
+
+    Raises IncompatibleChunk for another one, and for one that has to be given.
+    """
+    saved = document.edit_policy
+    other = None if given is None else name_of(given)
+    if given is not None and other != saved:
+        raise IncompatibleChunk(
+            f"the session at {str(path)!r} was saved under edit policy {saved}, this is {other}: load it "
+            "under that one, and set session.edit_policy then"
+        )
+    with refuse_malformed(path / SESSION.name):
+        policy = saved.make() if saved is not None and given is None else given
+    if saved is not None and policy is None:
+        raise IncompatibleChunk(
+            f"the session at {str(path)!r} was saved under edit policy {saved}, which is code: give it to "
+            "load (edit_policy=…)"
+        )
+    return policy
 
 
 def load_session(path: Path, document: Document, anchors: Anchors, *, messages_only: bool = False) -> State:

@@ -13,24 +13,25 @@ from typing import Any
 from kamera import forks
 from kamera.content import Message, Rendered, copy_message
 from kamera.edits import Directive, EditPolicy
-from kamera.engines import Account, Completes, HasEngine, Usage
+from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
 from kamera.patches import later_of
-from kamera.sessions.anchors import SYSTEM_PROMPTS, Anchors, conversations_of
+from kamera.sessions.anchors import SYSTEM_PROMPTS, Anchors, check_count, conversations_of
 from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
 from kamera.sessions.layout import anchor_ids
 from kamera.sessions.match import Entries, Entry, Match, best_head, best_match, candidates, evict_sessions
-from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
+from kamera.sessions.metrics import PoolMetrics, turn_counts
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
+from kamera.sessions.sampling import refuse_own_options
 from kamera.sessions.saved import SavedSessions, check_saving
 from kamera.sessions.stream import Stream
 from kamera.sessions.telling import Telling, Traces, as_session
 from kamera.sessions.turn import Turn, TurnReport
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, check_store, parse_size
 from kamera.trust import ReusePolicy, check_policy
 
 
@@ -43,7 +44,8 @@ class SessionPool:
     Sessions of one system prompt share its KV. Changes are published when the answer is complete; an error
     leaves the state unchanged.
 
-    ``max_sessions`` and ``max_bytes`` (of `KameraWindow.memory`; shared tensors count in each session) limit
+    ``max_sessions`` and ``max_bytes`` (or ``"8GiB"``, of `KameraWindow.memory`; what sessions share counts in
+    each) limit
     the pool: the least recently used session is evicted. A prompt that does not go on from all that a session
     holds goes to it only if they share ``min_tokens``. ``store`` is one tenant's, or a function from a tenant
     to its store: tenants share neither sessions nor stored chunks. The other options are those of
@@ -70,7 +72,7 @@ class SessionPool:
         store: Stores,
         *,
         max_sessions: int = 64,
-        max_bytes: int | None = None,
+        max_bytes: int | str | None = None,
         min_tokens: int = 100,
         mode: SessionMode = "auto",
         policy: ReusePolicy | None = None,
@@ -79,7 +81,7 @@ class SessionPool:
         uncached: bool = False,
         reuse: bool = False,
         save: str | Path | None = None,
-        max_saved_bytes: int | None = None,
+        max_saved_bytes: int | str | None = None,
         anticipates: bool = True,
         trace: Traces | None = None,
         branches: dict[str, Branches] | None = None,
@@ -89,13 +91,20 @@ class SessionPool:
             raise UnsupportedByEngine(
                 "uncached, reuse, save, trace: sessions over an engine have none of them"
             )
-        check_saving(save, max_saved_bytes)
-        check_limits(max_sessions, max_bytes, min_tokens)
+        check_count("max_sessions", max_sessions, 1)
+        check_count("min_tokens", min_tokens, 0)
+        if max_tokens is not None:
+            check_count("max_tokens", max_tokens, 1)
+        saved_limit = None if max_saved_bytes is None else parse_size(max_saved_bytes, "max_saved_bytes")
+        check_saving(save, saved_limit)
         check_policy(policy)
-        self.backbone = backbone.engine
-        self.max_sessions = max_sessions
-        self.max_bytes = max_bytes
-        self.min_tokens = min_tokens
+        self.backbone = engine_of(backbone)
+        if not callable(store):
+            check_store(store)
+        self.max_sessions, self.min_tokens = max_sessions, min_tokens
+        self.max_bytes = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+        if self.max_bytes == 0:
+            raise ValueError("max_bytes=0 holds no session: give 1 byte or more")
         self.anticipates = anticipates
         self._store = store
         self._manner = Manner(None, mode, edit_policy, uncached, reuse)
@@ -103,7 +112,7 @@ class SessionPool:
         options = {"max_tokens": max_tokens, "policy": policy, "prompt_limit": SYSTEM_PROMPTS}
         self._windows: dict[str, Any] = {**options, "conversations": conversations_of(self.backbone)}
         self._tenants: dict[str, Anchors] = {}
-        self._saves = None if save is None else SavedSessions(save, max_saved_bytes)
+        self._saves = None if save is None else SavedSessions(save, saved_limit)
         self._lock = forks.Lock()
         self._account = Account()
         self._entries = Entries()  # the last used one at the end
@@ -134,6 +143,7 @@ class SessionPool:
         are not taken for them. Raises UnknownSession for new messages to an unknown id, the errors of
         `ChatSession.send`, and for new messages to a saved session those of `ChatSession.load`.
         """
+        refuse_own_options(options, SessionPool)
         self.backbone.check_sampling(options)
         whose = tenant_of(self._store, tenant)
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}

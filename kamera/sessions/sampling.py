@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,6 +40,15 @@ class Seeded:
             logits = logits.masked_fill(torch.zeros_like(late).scatter(-1, places, late), -torch.inf)
         tokens = torch.multinomial(logits.softmax(-1), 1, generator=self._draws).to(scores.device)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens, 0.0)
+
+
+def refuse_own_options(options: Mapping[str, Any], owner: type[Any]) -> None:
+    """Raise ValueError for an option of an answer that is one of ``owner``'s construction."""
+    own = inspect.signature(owner.__init__).parameters.keys() - {"self", "max_tokens"}
+    for name in options.keys() & own:
+        raise ValueError(
+            f"{name}={quote(options[name])} is no option of an answer: give it to {owner.__name__}({name}=…)"
+        )
 
 
 def generate_options(

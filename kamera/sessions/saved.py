@@ -20,6 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from kamera import files, forks
+from kamera.edits import name_of
 from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreError, quote
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
@@ -140,6 +141,12 @@ class SavedSessions:
                     state = load_session(path, document, anchors, messages_only=True)
         except OSError as error:
             raise StoreError(f"the session saved at {str(path)!r} cannot be read: {error}") from None
+        own = None if manner.edit_policy is None else name_of(manner.edit_policy)
+        if document.edit_policy != own:
+            _log.warning(
+                "saved session %s goes on under edit policy %s of its pool; it was saved under %s",
+                *(quote(name), own, document.edit_policy),
+            )
         return open_session(anchors, replace(manner, tools=document.tools), state)
 
     # -- inside --------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from kamera.store.records import CanonicalRecord, PatchRecord, to_store_form
 from kamera.store.remote import is_remote
 from kamera.store.search.embedding import mean_features, picture_embedding
 from kamera.store.search.lookback import Hit
-from kamera.store.store import ChunkStore, memory_of, signature, stored_keys
+from kamera.store.store import ChunkStore, check_store, memory_of, signature, stored_keys
 
 __all__ = [
     "OPENING",
@@ -56,6 +56,7 @@ __all__ = [
     "behind_survivors",
     "canonical_key",
     "certificate_folders",
+    "check_store",
     "chunks_of",
     "conditioned_record",
     "encoding_context",

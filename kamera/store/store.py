@@ -384,6 +384,12 @@ def signature(store: ChunkStore, text: str) -> str:
     return store._codec.sign(digest("kamera.sign.v1", store.tenant, text))
 
 
+def check_store(store: object) -> None:
+    """Raise ValueError for what is no `ChunkStore`."""
+    if not isinstance(store, ChunkStore):
+        raise ValueError(f"{quote(store)} is no ChunkStore: open one with ChunkStore.open")
+
+
 def memory_of(store: ChunkStore) -> MemoryStats:
     """What a store holds in memory, and its look-ups there."""
     return store._memory.stats()

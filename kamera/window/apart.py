@@ -8,10 +8,9 @@ kept in a store of its own, in memory.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from kamera.engines import Engine
-from kamera.errors import AuditFailed, quote
+from kamera.errors import AuditFailed
 from kamera.patches import Anchor, Former, Losses, anchor_of, later_of
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
@@ -74,13 +73,3 @@ def _suspect(seat: Seat) -> Seat:
     """The chunk as one that no policy keeps, and that nothing has to be archived of; it is conditioned."""
     source = replace(seat.source, guarantee="blind", canonical=False)
     return replace(seat, source=source, guarantee="blind", archived=True, clean=None)
-
-
-def engine_of(backbone: object, store: object) -> Engine:
-    """The engine of a backbone. Raises ValueError unless a window can be made of these."""
-    engine = getattr(backbone, "engine", None)
-    if engine is None:
-        raise ValueError(f"{quote(backbone)} is no Backbone: load one with Backbone.from_pretrained")
-    if not isinstance(store, ChunkStore):
-        raise ValueError(f"{quote(store)} is no ChunkStore: open one with ChunkStore.open")
-    return cast("Engine", engine)

@@ -13,14 +13,14 @@ import torch
 
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Account, HasEngine
+from kamera.engines import Account, HasEngine, engine_of
 from kamera.errors import WindowFull, quote
 from kamera.patches import Losses, later_of, prefill_anchor
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, check_store
 from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
 from kamera.window import requests
 from kamera.window.anticipating import fits
-from kamera.window.apart import engine_of, stage_of
+from kamera.window.apart import stage_of
 from kamera.window.asking import Asker, Inquiry, Question
 from kamera.window.audit import queue_audits, slots_to_audit
 from kamera.window.certified import choose_terms
@@ -76,7 +76,8 @@ class KameraWindow(Contents):
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
-        engine, losses = engine_of(backbone, store), Losses()
+        check_store(store)
+        engine, losses = engine_of(backbone), Losses()
         self._begin(trace)
         self._terms = choose_terms(engine, store, policy_of(policy, on_leave), certificate)
         with self._account.count_now(engine):
@@ -311,7 +312,8 @@ class KameraWindow(Contents):
         Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file or another window's,
         and the constructor's errors for ``certificate``. ``trace`` as in the constructor.
         """
-        engine = engine_of(backbone, store)
+        check_store(store)
+        engine = engine_of(backbone)
         window = cls.__new__(cls)
         window._begin(trace)
         with window._account.count_now(engine):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kamera.edits import EditPolicy, policies
+from kamera.edits import EditPolicy, PolicyFunction, policies
 
 Message = dict[str, Any]
 _WORDS = [
@@ -113,7 +113,7 @@ def watching(draw: random.Random, steps: int) -> Iterator[list[Message]]:
         history.append({"role": "assistant", "content": "ok" if step % 4 else text_of(draw, 1)})
 
 
-def spoken(rule: EditPolicy) -> EditPolicy:
+def spoken(rule: PolicyFunction) -> PolicyFunction:
     """``rule``, then the calls as their messages say them: the shipped template shows no ``tool_calls``."""
 
     def spoken(messages: Sequence[Mapping[str, Any]], turn: int) -> list[dict[str, Any]]:

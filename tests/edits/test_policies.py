@@ -37,6 +37,18 @@ def test_a_message_of_nothing_but_a_picture_goes_whole():
     assert out == [{"role": "user", "content": "hi"}]
 
 
+def test_a_policy_may_be_an_object_and_is_asked_as_a_function_is():
+    class Last:
+        def transform(self, messages, turn):
+            return messages[-1 - turn :]
+
+    history = [{"role": "user", "content": text} for text in "abc"]
+    assert [m["content"] for m in apply_policy(Last(), history, 1)] == ["b", "c"]
+    Last.transform = lambda self, messages, turn: None
+    with pytest.raises(EditPolicyFailed, match="Last returned NoneType"):
+        apply_policy(Last(), history, 0)
+
+
 def test_batched_eviction_waits_until_a_batch_can_go():
     policy = policies.keep_last_images(1, batch=3)
     assert [len(_images(apply_policy(policy, screens(n), 0))) for n in (2, 3, 4, 5)] == [2, 3, 1, 2]

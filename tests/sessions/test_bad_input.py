@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kamera import ChatSession, ChunkStore, SessionPool
 from kamera.edits import Directive
 from kamera.errors import (
     EditPolicyFailed,
@@ -36,6 +37,33 @@ def unchanged(chat) -> Iterator[None]:
     before, ids, slots = chat.messages, chat.prompt_ids, chat.window.slots
     yield
     assert chat.messages == before and torch.equal(chat.prompt_ids, ids) and chat.window.slots == slots
+
+
+@pytest.mark.parametrize("name", ["tools", "mode", "policy", "edit_policy", "reuse", "uncached", "engine"])
+def test_an_option_of_the_constructor_is_named_as_that(name):
+    with pytest.raises(ValueError, match=rf"give it to ChatSession\({name}=…\)"):
+        session(speaking("headers")).send("hi", **{name: []}, **GREEDY)
+    pool = SessionPool(speaking("headers"), ChunkStore.open("memory://"))
+    if name != "tools":  # of a request there
+        with pytest.raises(ValueError, match=rf"give it to SessionPool\({name}=…\)"):
+            pool.send("hi", **{name: []}, **GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda b, s: ChatSession("testbed", s), "'testbed' is no Backbone"),
+        (lambda b, s: ChatSession(b, "memory://"), "'memory://' is no ChunkStore"),
+        (lambda b, s: SessionPool(b, "memory://"), "'memory://' is no ChunkStore"),
+        (lambda b, s: ChatSession.load("x", b, None), "None is no ChunkStore"),
+        (lambda b, s: ChatSession(b, s, max_tokens="many"), "max_tokens='many'"),
+        (lambda b, s: ChatSession(b, s, tools=TOOLS[0]), "give a list of schemas or functions"),
+        (lambda b, s: ChatSession(b, s, edit_policy="last"), "edit_policy 'last' is none"),
+    ],
+)
+def test_what_no_session_can_be_made_of_is_refused_before_it_is_used(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        wrong(speaking("headers"), ChunkStore.open("memory://"))
 
 
 @pytest.fixture(scope="module")

@@ -124,10 +124,10 @@ def _with_prompt(body: dict, **fields) -> dict:
 
 
 MALFORMED: dict[str, Callable[[dict], object]] = {
-    "newer": lambda body: _changed(body, version=2),
+    "newer": lambda body: _changed(body, version=SESSION.version + 1),
     "a word for a version": lambda body: _changed(body, version="two"),
     "a list": lambda body: [body],
-    "nothing": lambda body: {"version": 1},
+    "nothing": lambda body: {"version": SESSION.version},
     "newer policy": lambda body: _changed(body, policy={"later": 1}),
     "messages": lambda body: _changed(body, messages=5),
     "a message": lambda body: _changed(body, messages=["hello"]),

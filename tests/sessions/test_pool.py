@@ -218,7 +218,28 @@ def test_other_tools_are_another_conversation():
     assert pool.metrics().opened == 2
 
 
-@pytest.mark.parametrize("wrong", [{"max_sessions": 0}, {"max_bytes": 0}, {"min_tokens": -1}, {"mode": "x"}])
+def test_bytes_may_be_written_with_their_unit(tmp_path):
+    pool = _pool(max_bytes="8GiB", save=tmp_path, max_saved_bytes="1.5 MiB")
+    assert pool.max_bytes == 8 << 30
+    assert pool.send("hello", **GREEDY).text == _pool(max_bytes=8 << 30).send("hello", **GREEDY).text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_sessions": 0},
+        {"max_sessions": "3"},
+        {"max_sessions": 2.5},
+        {"max_bytes": 0},
+        {"max_bytes": "much"},
+        {"min_tokens": -1},
+        {"min_tokens": None},
+        {"max_tokens": 0},
+        {"mode": "x"},
+        {"edit_policy": 3},
+    ],
+    ids=str,
+)
 def test_limits_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError):
         _pool(**wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, Clip
-from kamera.edits import Directive
+from kamera.edits import Directive, name_of, policies
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.sessions import ChatSession
 from kamera.sessions.document import SESSION, sign_document
@@ -28,8 +29,9 @@ def _saved(path: Path, backbone=None, messages=None, **options) -> ChatSession:
     return chat
 
 
-def _loaded(path: Path, backbone=None, tenant: str = "") -> ChatSession:
-    return ChatSession.load(path, backbone or seeing(), ChunkStore.open("memory://", tenant=tenant))
+def _loaded(path: Path, backbone=None, tenant: str = "", **options) -> ChatSession:
+    store = ChunkStore.open("memory://", tenant=tenant)
+    return ChatSession.load(path, backbone or seeing(), store, **options)
 
 
 def test_another_process_goes_on_and_edits_it(tmp_path):
@@ -87,6 +89,56 @@ def test_another_model_or_tenant_is_refused(tmp_path):
         _loaded(tmp_path / "s", speaking("headers"))
     with pytest.raises(IncompatibleChunk, match="tenant"):
         _loaded(tmp_path / "s", tenant="other")
+
+
+def keeps_one(messages, turn):
+    return policies.keep_last_images(1)(messages, turn)
+
+
+@dataclasses.dataclass
+class KeepsSome:
+    """A policy by its ``transform``."""
+
+    count: int
+
+    def transform(self, messages, turn):
+        return policies.keep_last_images(self.count)(messages, turn)
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "others"),
+    [
+        (policies.keep_last_images(1, batch=1), None, [policies.keep_last_images(2), policies.keep_all()]),
+        (policies.clear_tool_results(2, exclude={"b", "a"}), None, [policies.clear_tool_results(2)]),
+        (keeps_one, keeps_one, [None, policies.keep_last_images(1), KeepsSome(1)]),
+        (KeepsSome(1), KeepsSome(1), [None, KeepsSome(2)]),
+        (policies.summarise(1, 2, str), policies.summarise(1, 2, str), [None, policies.summarise(1, 2)]),
+        (None, None, [policies.keep_all()]),
+    ],
+    ids=["ours", "a set", "function", "object", "given code", "none"],
+)
+def test_a_session_is_loaded_under_the_edit_policy_it_had(tmp_path, policy, given, others):
+    _saved(tmp_path / "s", edit_policy=policy)
+    for other in others:
+        with pytest.raises(IncompatibleChunk, match="was saved under edit policy"):
+            _loaded(tmp_path / "s", edit_policy=other)
+    again = _loaded(tmp_path / "s", edit_policy=given)
+    assert (again.edit_policy is None) == (policy is None)
+    again.edit_policy = policies.keep_last_images(2)  # from here on
+    again.save(tmp_path / "s")
+    assert name_of(_loaded(tmp_path / "s").edit_policy) == name_of(policies.keep_last_images(2))
+
+
+def test_what_a_policy_dropped_stays_dropped_when_its_session_goes_on_from_the_disk(tmp_path):
+    chat = _saved(tmp_path / "s", edit_policy=policies.keep_last_images(1))
+    again = _loaded(tmp_path / "s")
+    with chat.backbone.measure() as work:
+        one = chat.send("go on", **GREEDY)
+    with chat.backbone.measure() as loaded_work:
+        other = again.send("go on", **GREEDY)
+    assert other.text == one.text
+    assert loaded_work.tokens <= work.tokens + 16, "its answer's KV was not saved"
+    assert (loaded_work.vision_encodes, other.report.left) == (work.vision_encodes, one.report.left)
 
 
 def test_every_damaged_or_missing_file_is_refused_by_name(tmp_path):

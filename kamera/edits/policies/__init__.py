@@ -1,4 +1,4 @@
-"""Edit policies of common agents. Any callable with this signature is a policy too."""
+"""Edit policies of common agents, which a saved session makes again; any other `EditPolicy` serves, too."""
 
 from kamera.edits.policies.images import keep_last_images
 from kamera.edits.policies.thinking import strip_thinking

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from kamera.content import Message
 from kamera.edits.policies.calls import blocks_of, is_result, without_calls
-from kamera.edits.policy import EditPolicy
+from kamera.edits.policy import PolicyFunction, written
 from kamera.errors import quote
 
 Counted = Literal["all", "results"]
@@ -18,6 +18,7 @@ Removed = Literal["picture", "call", "step"]
 _KINDS = ("image", "image_url", "input_image", "computer_screenshot")
 
 
+@written
 def keep_last_images(
     n: int,
     placeholder: str | None = None,
@@ -25,7 +26,7 @@ def keep_last_images(
     of: Counted = "all",
     batch: int = 1,
     removes: Removed = "picture",
-) -> EditPolicy:
+) -> PolicyFunction:
     """Remove all pictures except the ``n`` latest.
 
     ``placeholder`` replaces them (Agent-TARS writes "[Image omitted to conserve context]"); None leaves

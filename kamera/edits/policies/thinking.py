@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from kamera.content import Message
-from kamera.edits.policy import EditPolicy
+from kamera.edits.policy import PolicyFunction, written
 
 _FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
-def strip_thinking(*, keep_last: int = 0, tag: str = "think") -> EditPolicy:
+@written
+def strip_thinking(*, keep_last: int = 0, tag: str = "think") -> PolicyFunction:
     """Remove thinking from the assistant's messages except the ``keep_last`` latest.
 
     Covers ``<think>…</think>`` in the text and the fields in which servers return thinking.

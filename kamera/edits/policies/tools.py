@@ -7,16 +7,17 @@ from typing import Any
 
 from kamera.content import Message, text_of
 from kamera.edits.policies.calls import tool_results, with_content, without_calls
-from kamera.edits.policy import EditPolicy
+from kamera.edits.policy import PolicyFunction, written
 
 
+@written
 def clear_tool_results(
     keep: int = 3,
     *,
     trigger: int = 0,
     exclude: Collection[str] = (),
     placeholder: str = "[old tool result cleared]",
-) -> EditPolicy:
+) -> PolicyFunction:
     """Replace the results of tool calls, except the ``keep`` latest, by ``placeholder``; keep the calls.
 
     ``trigger``: characters of results in the conversation below which nothing is cleared. ``exclude``: names
@@ -35,7 +36,8 @@ def clear_tool_results(
     return clear_tool_results
 
 
-def truncate_tool_results(keep: int = 2, *, head: int = 100, tail: int = 100) -> EditPolicy:
+@written
+def truncate_tool_results(keep: int = 2, *, head: int = 100, tail: int = 100) -> PolicyFunction:
     """Cut the middle out of tools' results, except of the ``keep`` latest.
 
     A result keeps its first ``head`` and last ``tail`` characters, with the number of those cut between them.
@@ -59,9 +61,10 @@ def _ends(text: str, head: int, tail: int) -> str:
     return text if cut <= len(mark) else text[:head] + mark + text[len(text) - tail :]
 
 
+@written
 def drop_failed_tool_calls(
     failed: Callable[[Message], bool] | None = None, *, keep_last: int = 1
-) -> EditPolicy:
+) -> PolicyFunction:
     """Remove a failed call and its result after a later call of the same tool succeeded.
 
     ``failed`` is a predicate of a tool's message; by default it reads ``status`` and ``is_error``, or a text

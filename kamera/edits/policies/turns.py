@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kamera.content import Message
-from kamera.edits.policy import EditPolicy
+from kamera.edits.policy import PolicyFunction, written
 
 
-def keep_all() -> EditPolicy:
+@written
+def keep_all() -> PolicyFunction:
     """Keep every message unchanged: Anthropic's computer-use demo, which never breaks a prefix cache."""
 
     def keep_all(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
@@ -18,7 +19,8 @@ def keep_all() -> EditPolicy:
     return keep_all
 
 
-def keep_ends(head: int, tail: int) -> EditPolicy:
+@written
+def keep_ends(head: int, tail: int) -> PolicyFunction:
     """Keep the first ``head`` and the last ``tail`` messages, and system messages.
 
     A tool's result is removed with its call. Raises `ValueError` unless both are 0 or more and ``tail`` is
@@ -33,13 +35,14 @@ def keep_ends(head: int, tail: int) -> EditPolicy:
     return keep_ends
 
 
+@written
 def summarise(
     head: int,
     tail: int,
     stub: str | Callable[[Sequence[Message]], str] = "[earlier messages were summarised]",
     *,
     role: str = "user",
-) -> EditPolicy:
+) -> PolicyFunction:
     """As `keep_ends`, with one message for the middle: ``stub``, or its result for these messages."""
     _check(head, tail)
 
