@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, cast
 
 from kamera.content import Message, copy_message
 from kamera.errors import EditPolicyFailed, first_line, quote
@@ -109,7 +109,7 @@ def apply_policy(policy: EditPolicy, messages: Sequence[Message], turn: int) -> 
     arguments, or returns another result for equal arguments.
     """
     name = getattr(policy, "__name__", type(policy).__name__)
-    transform: PolicyFunction = getattr(policy, "transform", policy)
+    transform = cast(PolicyFunction, getattr(policy, "transform", policy))
     given = [copy_message(m) for m in messages]
     first = _ask(transform, given, turn, name)
     if not same(given, messages):
