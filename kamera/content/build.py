@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from kamera.content.chunk import TOKEN_TYPES, Chunk
+from kamera.content.chunk import POSITION_INPUTS, TOKEN_TYPES, Chunk
 from kamera.content.items import Turn, as_messages, as_turns, make_turns, text_turns
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import SIZES, check_sizes
@@ -34,6 +34,19 @@ Spoken = str | torch.Tensor | Sequence[int] | Mapping[str, Any] | Sequence[Mappi
 """Text, token ids ``[tokens]``, or chat messages."""
 
 _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
+
+
+_NO_CONTENT = {
+    "inputs_embeds": "its embeddings are those of its token ids",
+    "labels": "nothing is trained",
+    "logits_to_keep": "a question asks for logits",
+    "mm_encoder_outputs": "its pictures are encoded once, and kept",
+    "past_key_values": "a window has the KV in front of it",
+    "position_ids": "a window gives it positions, which are the model's own",
+    "use_audio_in_video": "it has no sound",
+    "use_cache": "its KV is always kept",
+}
+"""Arguments of a model's forward that are no content, and why."""
 
 
 class ChunkBuilder:
@@ -153,27 +166,39 @@ class ChunkBuilder:
         label: str = "",
         picture: Image.Image | None = None,
     ) -> Chunk:
-        """Build a chunk from token ids ``[tokens]`` (or ``[1, tokens]``) and the model's own inputs."""
+        """Build a chunk from token ids ``[tokens]`` (or ``[1, tokens]``) and the model's own inputs.
+
+        Tokens that an ``attention_mask`` hides at either end are pads, and dropped. Token types are those
+        given, else the processor's; without either they are read off the ids. Raises IncompatibleChunk for
+        what is no content or does not belong together, ModalityNotSupported for an input of other models.
+        """
         ids = self.check_ids(input_ids)
+        given = {name: value for name, value in inputs.items() if value is not None}
+        shown = _shown_tokens(given.pop("attention_mask", None), ids)
+        length, ids = ids.shape[0], ids[shown]
         if ids.numel() == 0:
             raise EmptyChunk("a chunk of no tokens: give at least one token id")
         tensors: dict[str, torch.Tensor] = {}
-        for name, value in inputs.items():
-            if value is None or name == "attention_mask":
-                continue
+        for name, value in given.items():
             if name not in self.accepted:
                 raise ModalityNotSupported(
                     f"{type(self.model).__name__} takes no {quote(name)}; it takes "
                     f"{[n for n in self.accepted if 'pixel' in n or 'grid' in n] or 'text only'}"
                 )
-            tensor = torch.as_tensor(value).detach().cpu()
+            if not _is_content(name):
+                why = _NO_CONTENT.get(name, "a chunk is token ids, pictures and clips")
+                raise IncompatibleChunk(f"{name} is no content of a chunk: {why}; leave it out")
+            tensors[name] = _tensor(name, value)
             if name in TOKEN_TYPES:
-                tensor = tensor.reshape(-1).to(torch.int64)
-                if tensor.shape != ids.shape:
-                    raise ValueError(f"{name} has {tensor.shape[0]} entries for {ids.shape[0]} tokens")
-            tensors[name] = tensor
+                kinds = tensors[name].reshape(-1).to(torch.int64)
+                if kinds.shape[0] != length:
+                    raise ValueError(f"{name} has {kinds.shape[0]} entries for {length} tokens")
+                tensors[name] = kinds[shown]
         self._check_grids(tensors)
-        tensors.update(self._token_types(ids, tensors))
+        if any(name.startswith("pixel_values") for name in tensors):
+            tensors |= self._token_types(ids, tensors)
+        elif marked := [name for name in TOKEN_TYPES if name in tensors and bool(tensors[name].any())]:
+            raise IncompatibleChunk(f"{marked[0]} says that tokens are pictures, and no pixels are given")
         return Chunk(ids, tensors, fingerprint, label, picture)
 
     def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
@@ -209,18 +234,46 @@ class ChunkBuilder:
                         f"{name} without {partner}: {type(self.model).__name__} needs both, as its "
                         "processor gives them"
                     )
+            if grid in inputs:
+                sizes, rows = inputs[grid], inputs[pixels].shape[:1].numel()
+                if sizes.dim() != 2 or sizes.shape[1] != 3 or int(sizes.prod(1).sum()) != rows:
+                    raise IncompatibleChunk(
+                        f"{grid}={sizes.tolist()} for {rows} rows of {pixels}: give both as the processor "
+                        "made them, a row of three numbers for each picture or clip"
+                    )
 
     def _token_types(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        names = [n for n in TOKEN_TYPES if n in self.accepted and n not in inputs]
-        has_media = any(n.startswith("pixel_values") for n in inputs)
-        if not names or not has_media:
-            return {}
+        """Types of tokens that ``inputs`` lack. Raises IncompatibleChunk for some that are not the ids'."""
+        places = torch.isin(ids, torch.tensor(self.vision_tokens, dtype=ids.dtype))
+        own: dict[str, torch.Tensor] = {}
+        for name in [n for n in TOKEN_TYPES if n in self.accepted]:
+            kinds = inputs.get(name)
+            if kinds is None:
+                kinds = own[name] = self._read_types(name, ids)
+            if not bool(kinds[places].all()):
+                raise IncompatibleChunk(
+                    f"{name} says that {int((kinds[places] == 0).sum())} tokens of pictures are text: give "
+                    "what the processor made of these ids, or leave it out"
+                )
+        return own
+
+    def _read_types(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+        """Types of tokens as the processor makes them of ids, else of the tokens that the config names."""
+        processor = None if self.format is None else self.format.processor
+        make = getattr(processor, f"create_{name}", None)
+        if make is not None and len(inspect.signature(make).parameters) == 1:
+            return torch.as_tensor(make([ids.tolist()]))[0].to(torch.int64)
+        if name == "moe_mm_token_type_ids":
+            raise IncompatibleChunk(
+                f"no {name}: {type(self.model).__name__} sends tokens around a picture to its vision "
+                "experts, too, and the ids do not say which; give those that the processor made"
+            )
         kinds = torch.zeros_like(ids)
         if self.image_token is not None:
             kinds[ids == self.image_token] = 1
         if self.video_token is not None:
             kinds[ids == self.video_token] = 2
-        return {name: kinds.clone() for name in names}
+        return kinds
 
     def _load(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Items with their pictures and clips in memory, in their requested sizes.
@@ -257,12 +310,46 @@ class ChunkBuilder:
         inputs: dict[str, Any] = self.format.process(prompt.text, images, clips)
         check_sizes(self.format.processor, items, inputs)
         ids = torch.as_tensor(inputs.pop("input_ids"))[0]
+        inputs.pop("attention_mask", None)  # of one prompt: no pads
         if prompt.hidden:
             ids, inputs = self.format.plain.splice(ids, prompt.word, prompt.hidden, inputs)
         inputs = {name: value for name, value in inputs.items() if name in self.accepted}
         first = next(i for i in items if i["type"] != "text")
         picture = first["image"] if first["type"] == "image" else first["video"].frames[0]
         return self.from_tensors(ids, inputs, fingerprint, label, picture)
+
+
+def _is_content(name: str) -> bool:
+    """True for an input that a processor makes of pictures and clips, and for types of tokens."""
+    parts = "pixel", "image", "video", "frame"
+    return name in POSITION_INPUTS or (name not in _NO_CONTENT and any(part in name for part in parts))
+
+
+def _tensor(name: str, value: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise IncompatibleChunk(f"{name}={quote(value)} is no tensor: give what the processor made") from None
+
+
+def _shown_tokens(mask: Any, ids: torch.Tensor) -> slice:
+    """The tokens that a mask ``[tokens]`` or ``[1, tokens]`` shows, which follow each other."""
+    if mask is None:
+        return slice(None)
+    shown = _tensor("attention_mask", mask)
+    shown = shown[0] if shown.dim() == 2 and shown.shape[0] == 1 else shown
+    if shown.shape != ids.shape or not bool(torch.isin(shown, torch.tensor([0, 1], dtype=shown.dtype)).all()):
+        raise IncompatibleChunk(
+            f"attention_mask of shape {tuple(shown.shape)} for {ids.shape[0]} tokens: give a 1 or 0 for each"
+        )
+    places = shown.nonzero().flatten().tolist()
+    start, stop = (places[0], places[-1] + 1) if places else (0, 0)
+    if len(places) != stop - start:
+        raise IncompatibleChunk(
+            f"attention_mask hides {stop - start - len(places)} tokens between others: a chunk is read "
+            "whole; take them out of input_ids"
+        )
+    return slice(start, stop)
 
 
 def _first(config: Any, *names: str) -> int | None:

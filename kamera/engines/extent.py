@@ -85,7 +85,7 @@ class Extents:
         extent = Extent(single[:, _TEXT:-1] - _TEXT, single[:, -1:] - _TEXT, int(ids[0]), int(ids[-1]))
         try:
             double = self._positions([text, ids, ids, one], [{}, inputs, inputs, {}])
-        except (StopIteration, IndexError, RuntimeError, TypeError, ValueError):
+        except IncompatibleChunk:
             return None  # the model takes pictures that touch for one
         second = _TEXT + extent.advance
         sums = torch.cat(

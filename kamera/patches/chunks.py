@@ -9,7 +9,6 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines import Engine, chunk_positions, text_start
-from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, Patch
 
 
@@ -92,11 +91,4 @@ def _of_whole(
     """Positions of anchor, chunks and ``text`` in one. Raises IncompatibleChunk if the model has none."""
     ids = [anchor_ids, *[c.encoded.input_ids for c in chunks], text]
     inputs = [{}, *[c.position_inputs for c in chunks], {}]
-    try:
-        return backbone.positions(ids, inputs)
-    except (StopIteration, IndexError, RuntimeError, TypeError) as error:
-        raise IncompatibleChunk(
-            f"{backbone.facts.kind} has no positions for chunk {chunks[-1].chunk_id[:12]} behind "
-            f"{len(chunks) - 1} others: a picture right behind another is one to the model; begin or end "
-            "chunks with text"
-        ) from error
+    return backbone.positions(ids, inputs)

@@ -81,7 +81,7 @@ def test_touching_pictures_are_left_to_the_model():
     for f in facts:
         assert backbone.extents.of_all([(f.chunk_id, f.encoded)]) is not None
     assert len(compact_positions(backbone, text, facts[::-1])) == 2
-    with pytest.raises(RuntimeError):
+    with pytest.raises(IncompatibleChunk, match="right behind another"):
         backbone.positions([f.encoded.input_ids for f in facts], [f.position_inputs for f in facts])
     with pytest.raises(IncompatibleChunk, match="right behind another"):
         compact_positions(backbone, text, facts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -212,28 +211,6 @@ def test_a_shared_cache_leaves_the_original_as_it_was(name):
     assembled = forwards.make_cache(b, [kv_slice(kv, 0, 5), kv_slice(kv, 5, 12)])
     assert relative(forwards.forward(b, more.input_ids, second, assembled), one) <= 1e-5
     assert forwards.make_cache(b, []).get_seq_length() == 0
-
-
-@pytest.mark.parametrize(
-    "name", ["qwen2_5_vl", "qwen3_vl", "deepseek_v3", "llava", "gemma4_shared", "deepseek_v32"]
-)
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
-def test_generate_on_an_assembled_cache_equals_the_plain_model(name, options):
-    b = backbone(name)
-    chunks = [samples.chunk(b, samples.sample(name, seed)) for seed in (1, 2)]
-    chunks.append(b.chunk_from_tensors(samples.text_ids(4, seed=3)))
-    ids, inputs = samples.join(chunks)
-    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, **options}
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        want = b.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, **options)
-    spans = [b.encode(c) for c in chunks]
-    places = positions(b, *spans)
-    cache = None
-    for span, place in zip(spans[:2], places[:2], strict=True):
-        _, cache = forwards.run(b, span, place, cache)
-    got = forwards.generate(b, ids[0], torch.cat(places, 1), cache, **options)
-    assert torch.equal(got, want[:, ids.shape[1] :])
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "deepseek_v2", "gemma3", "ernie", "gemma4_vl"])

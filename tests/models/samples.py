@@ -45,7 +45,11 @@ def sample(name: str, seed: int = 0, *, wide: bool = False) -> Sample:
         inputs["pixel_values"] = inputs["pixel_values"].sigmoid()
         places = torch.tensor([[[x, y] for y in range(4) for x in range(4)]])
         inputs["image_position_ids"] = torch.where(torch.arange(16)[:, None] < 4 * tokens, places, -1)
-    return Sample(_wrapped(tokens, IMAGE, seed), inputs)
+    ids = _wrapped(tokens, IMAGE, seed)
+    if name == "ernie":  # what opens and closes a picture is routed as the picture
+        seen = torch.tensor([IMAGE, VISION_START, VISION_END])
+        inputs["moe_mm_token_type_ids"] = torch.isin(ids, seen).long()
+    return Sample(ids, inputs)
 
 
 def video_sample(name: str, seed: int = 0, seconds: float = 1.0, steps: int = 3) -> Sample:

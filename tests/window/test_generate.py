@@ -25,7 +25,7 @@ from tests.window.rig import (
     watching,
 )
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "kimi_k25", "gemma3", "llava")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "kimi_k25", "gemma3", "llava", "deepseek_v32", "gemma4_shared")
 EXACT = ReusePolicy(minimum="exact")
 
 OPTIONS = {
@@ -171,7 +171,7 @@ def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
 
 
 def rig_chunks(window):
-    family = next(f for f in FAMILIES if tiny.backbone(f) is former_of(window).backbone)
+    family = next(f for f in FAMILIES if rig(f)[0] is former_of(window).backbone)
     return rig(family)[1]
 
 

@@ -150,7 +150,9 @@ class Backbone:
     ) -> Chunk:
         """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …).
 
-        ``picture`` (of Pillow) is only for display, as `Chunk.picture`.
+        An ``attention_mask`` drops pads at either end. ``picture`` (of Pillow) is only for display, as
+        `Chunk.picture`. Raises IncompatibleChunk for what is no content (inputs_embeds, position_ids, …) or
+        does not belong together.
         """
         return self.engine.chunk_from_tensors(input_ids, label=label, picture=picture, **vision_inputs)
 

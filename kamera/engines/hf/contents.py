@@ -18,6 +18,7 @@ from kamera.engines.hf import probe
 from kamera.engines.hf.load import dtype_of, folder_of, load_processor, skeleton
 from kamera.engines.hf.sampling import read_options
 from kamera.engines.values import Work
+from kamera.errors import IncompatibleChunk, quote
 
 # The forward's name for a clip's seconds per temporal step -> the name get_rope_index uses.
 _RENAMED = {"video_second_per_grid": "second_per_grids"}
@@ -45,19 +46,37 @@ class HfContents:
         raise NotImplementedError
 
     def chunk(self, content: Content) -> Chunk:
-        return self.builder.from_content(content, self.fingerprint)
+        return self._placed(self.builder.from_content(content, self.fingerprint))
 
     def chunk_from_tensors(
         self, input_ids: Any, *, label: str = "", picture: Any = None, **vision_inputs: Any
     ) -> Chunk:
-        return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
+        return self._placed(
+            self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label, picture)
+        )
+
+    def _placed(self, chunk: Chunk) -> Chunk:
+        """The chunk, of which the model has positions. Raises IncompatibleChunk."""
+        self.positions([chunk.input_ids], [chunk.position_inputs()])
+        return chunk
 
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:
-        sequence_inputs = join_inputs([int(i.shape[0]) for i in ids], inputs)
-        sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
-        return model_positions(self.model, self.axes, sequence, sequence_inputs)
+        """As `Engine.positions`. Raises IncompatibleChunk for spans of which the model has none."""
+        try:
+            sequence_inputs = join_inputs([int(i.shape[0]) for i in ids], inputs)
+            sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
+            return model_positions(self.model, self.axes, sequence, sequence_inputs)
+        except (StopIteration, IndexError, RuntimeError, TypeError, ValueError) as error:
+            # raised by get_rope_index for more or fewer pictures than grids
+            grids = {name: i[name].tolist() for i in inputs for name in i if name.endswith("_grid_thw")}
+            raise IncompatibleChunk(
+                f"{type(self.model).__name__} has no positions for {sum(map(len, ids))} tokens with "
+                f"{quote(grids)}: pictures and their grids are to be as the processor made them, "
+                "mm_token_type_ids too, and a picture right behind another is one "
+                "to the model (put text between them)"
+            ) from error
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:
         read_options(self.model, sampling)

@@ -92,14 +92,7 @@ class Model(HfContents):
                 f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this is "
                 f"{self.fingerprint[:12]}: build it again with this backbone's chunk()"
             )
-        try:
-            positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
-        except (StopIteration, IndexError, RuntimeError, TypeError) as error:
-            # raised by get_rope_index for more or fewer pictures than grids
-            raise IncompatibleChunk(
-                f"{self.facts.kind} has no positions for chunk {chunk.id[:12]}: its tokens and "
-                f"the grids in {sorted(chunk.inputs)} do not belong together"
-            ) from error
+        positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
         with torch.no_grad(), self.turns.alone():
             encoded = encoding.encode(self.model, self.door, chunk, positions)
         check_encoding(encoded.tensors, chunk.id)
