@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Message, ProcessedMedia, Rendered, media_items
+from kamera.content import Message, ProcessedMedia, Rendered, Segment, media_items
 from kamera.edits import difference, same
 from kamera.engines import Engine, Spent
 from kamera.errors import (
@@ -130,6 +130,9 @@ def show(
     """
     start_time = time.perf_counter()
     prompt = anchors.conversations.render(messages, tools=manner.tools)
+    media = media_of(anchors, messages)
+    if not isinstance(anchors, EngineAnchors):
+        _check_length(anchors, prompt, media)
     start, anticipated = old.start_of(prompt)
     base, window, opening = start.layout, start.window, Spent()
     # an engine shares by itself what prompts begin with
@@ -139,7 +142,6 @@ def show(
         window, opening = anchors.open(anchor_tokens(prompt))
     else:
         window, prompt = anchors.fork(window), prompt.cut_as(base.prompt)
-    media = media_of(anchors, messages)
     if isinstance(window, EngineWindow):
         dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
         orders = Orders(anchors, prompt, base, window.slots, media)
@@ -220,7 +222,6 @@ def choose_treatment(
     prompt = prompt if recut_prompt is None else recut_prompt.rendered
     if layout is not None:
         layout = keep_head(window, layout, prompt) if is_borrowed else _cut_to(window, layout, prompt)
-    _check_length(anchors, prompt, media)
     repeats = () if recut_prompt is None else recut_prompt.again
     keeps_apart, samples = stands_apart(window, reuse), served_policy.samples
     orders = Orders(anchors, prompt, layout, window.slots, media, repeats, keeps_apart, samples)
@@ -270,16 +271,27 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
     limit = backbone.limits.trained
     if limit is None or prompt.num_tokens <= limit:  # no axis has more positions than there are tokens
         return
-    media_inputs = [media[s.media].inputs for s in prompt.segments if s.media is not None]
-    names = [n for n in (media_inputs[0] if media_inputs else ()) if n in set(backbone.builder.accepted)]
-    tensors = {name: torch.cat([one[name] for one in media_inputs]) for name in names}
-    chunk = backbone.chunk_from_tensors(prompt.ids, label="prompt", **tensors)
-    count = int(backbone.positions([prompt.ids], [chunk.position_inputs()]).max()) + 1
+    count = prompt.num_tokens
+    if backbone.axes > 1:
+        ids = [prompt.tokens(s) for s in prompt.segments]
+        inputs = [_position_inputs(backbone, i, s, media) for i, s in zip(ids, prompt.segments, strict=True)]
+        count = int(backbone.positions([*ids, prompt.ids[prompt.stable :]], [*inputs, {}]).max()) + 1
     if count > limit:
         raise WindowFull(
             f"the prompt has {count} positions, this model {limit}: remove messages, or give the session an "
             "edit policy that does"
         )
+
+
+def _position_inputs(
+    backbone: Engine, ids: torch.Tensor, segment: Segment, media: Mapping[str, ProcessedMedia]
+) -> Mapping[str, torch.Tensor]:
+    """What determines the positions of a segment, beside its token ids."""
+    if segment.media is None:
+        return {}
+    accepted_names = set(backbone.builder.accepted)
+    inputs: dict[str, Any] = {n: t for n, t in media[segment.media].inputs.items() if n in accepted_names}
+    return backbone.chunk_from_tensors(ids, **inputs).position_inputs()
 
 
 def count_dropped_tokens(old_layout: Layout, prompt: Rendered) -> int:

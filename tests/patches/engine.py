@@ -105,6 +105,7 @@ class SmallEngine:
     words: str = ""
     seed: int = 0
     token_count: int = VOCABULARY
+    generation_config: None = None
     processor: Any = None
     moves: int = 0
     drift: float = 0.0
