@@ -110,7 +110,7 @@ class Front(Page):
         self.service = service
         self.worker = Worker(waiting, at_once)
         self._keys, self._names = keys, tuple(names)
-        self._documents, self._bodies = Documents(), Bodies()
+        self._documents, self._bodies = Documents(service.store), Bodies()
         self._started = int(time.time())
         self._refused = 0
 
@@ -125,6 +125,7 @@ class Front(Page):
     def close(self) -> Notice:
         """Finish what runs and waits, save, and say so."""
         self.worker.close()
+        self._documents.close()
         store, saved, problem = self.service.store, 0, None
         try:
             saved = self.service.close()
@@ -176,11 +177,11 @@ class Front(Page):
     async def response(self, request: Request) -> Response:
         """A kept response, or its deletion."""
         tenant, name = self._keys.tenant(request), request.path_params["name"]
-        document = self._documents[tenant, name]
+        document = self._documents.get(tenant, name)
         if request.method != "DELETE":
             return JSONResponse(document)
         await anyio.to_thread.run_sync(self.service.delete, document["kamera"]["turn_id"], tenant)
-        self._documents.pop((tenant, name), None)
+        self._documents.drop(tenant, name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def count(self, request: Request) -> Response:

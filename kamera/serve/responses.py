@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
+import logging
+import sqlite3
+import threading
+from pathlib import Path
 from typing import Any
 
 from kamera.content import Fields, Message, choose_tools, hint_of, response_items, response_logprobs, tool_of
@@ -10,22 +14,71 @@ from kamera.errors import InvalidRequest, UnknownTurn, quote
 from kamera.serve.dialect import Asked, Dialect, Events, Said, common
 from kamera.serve.refusal import Refusal
 
+_log = logging.getLogger(__name__)
+
 KEPT = 4096
 """Responses that are kept, of all tenants."""
 
+_FILE, _PATIENCE = "responses.sqlite", 10  # seconds for another process that writes
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS responses "
+    "(at INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT, name TEXT, document TEXT, UNIQUE (tenant, name))"
+)
 
-class Documents(OrderedDict[tuple[str, str], dict[str, Any]]):
-    """The last responses by tenant and id. Raises UnknownTurn for one that was deleted or never kept."""
 
-    def __missing__(self, key: tuple[str, str]) -> dict[str, Any]:
-        message = f"{quote(key[1])} is not here: it was deleted, or not kept; send the whole history"
-        raise UnknownTurn(message)
+class Documents:
+    """The last responses by tenant and id, in a file of ``folder``, or without one in memory. Thread-safe.
+
+    A file that is damaged, or cannot be written, is named in the log: its responses are unknown then.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._lock, self._file = threading.Lock(), None if folder is None else folder / _FILE
+        try:
+            self._db = self._open()
+        except sqlite3.DatabaseError as error:
+            _log.warning("the responses in %s are lost (%s): it is made anew", self._file, error)
+            assert self._file is not None
+            self._file.unlink()
+            self._db = self._open()
+
+    def get(self, tenant: str, name: str) -> dict[str, Any]:
+        """A response. Raises UnknownTurn for one that was deleted or never kept."""
+        rows = self._run("SELECT document FROM responses WHERE tenant = ? AND name = ?", tenant, name)
+        if not rows:
+            message = f"{quote(name)} is not here: it was deleted, or not kept; send the whole history"
+            raise UnknownTurn(message)
+        document: dict[str, Any] = json.loads(rows[0][0])
+        return document
 
     def keep(self, tenant: str, document: dict[str, Any]) -> None:
         """Keep a response."""
-        self[tenant, document["id"]] = document
-        if len(self) > KEPT:
-            self.popitem(last=False)
+        row = (tenant, document["id"], json.dumps(document))
+        self._run("INSERT OR REPLACE INTO responses (tenant, name, document) VALUES (?, ?, ?)", *row)
+        self._run("DELETE FROM responses WHERE at <= (SELECT max(at) FROM responses) - ?", KEPT)
+
+    def drop(self, tenant: str, name: str) -> None:
+        """Forget a response."""
+        self._run("DELETE FROM responses WHERE tenant = ? AND name = ?", tenant, name)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _open(self) -> sqlite3.Connection:
+        where = ":memory:" if self._file is None else self._file
+        db = sqlite3.connect(where, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+        for line in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", _TABLE):
+            db.execute(line)
+        return db
+
+    def _run(self, line: str, *values: Any) -> list[Any]:
+        with self._lock:
+            try:
+                return self._db.execute(line, values).fetchall()
+            except sqlite3.Error as error:
+                _log.warning("responses cannot be kept in %s, or read: %s", self._file, error)
+                return []
 
 
 class Responses(Dialect):
@@ -116,7 +169,7 @@ class Responses(Dialect):
     def _behind(self, name: str, instructions: str | None) -> dict[str, Any]:
         """What goes on from a response; its instructions do not."""
         try:
-            before = self._documents[self._tenant, name]
+            before = self._documents.get(self._tenant, name)
         except UnknownTurn as error:
             raise InvalidRequest(str(error), "previous_response_id") from None
         anew = instructions is None and before["instructions"] is not None

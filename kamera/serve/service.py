@@ -18,7 +18,7 @@ from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job, Result
-from kamera.sessions import Branches, SessionMode, SessionPool, Stream, call_form
+from kamera.sessions import Branches, SessionMode, SessionPool, Stream, Turn, call_form
 from kamera.store import ChunkStore, parse_size
 from kamera.trust import Guarantee, ReusePolicy, at_least
 from kamera.window.view import Lives
@@ -31,7 +31,7 @@ SESSIONS, OPERATIONS = 64, 500
 
 
 class Service:
-    """One backbone for many tenants, and any number of threads.
+    """One backbone for many tenants, and any number of threads. Raises the errors of `ChunkStore.open`.
 
     ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
     bounds the sessions in memory. Requests for more than ``policy`` and ``mode`` serve are answered by a
@@ -58,6 +58,8 @@ class Service:
         self._lives: defaultdict[str, Lives] = defaultdict(partial(Lives, SESSIONS, OPERATIONS))
         self._branches: dict[str, Branches] = {}
         self._opening = threading.Lock()
+        if store is not None:
+            self._store_of("")  # a folder that is no store is refused here, before any request
         policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
         share = None if max_bytes is None else max(1, parse_size(max_bytes, "max_bytes") // len(policies))
         self._pools = {
@@ -85,14 +87,16 @@ class Service:
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
         options |= {"logprobs": asked.logprobs, "after": asked.after, **self._options(asked)}
         pool = self._pools["" if enough else "-exact"]
-        turn = pool.send(asked.messages, asked.session, tenant, **options)
-        called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
-        content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
-        noted = None if turn.logprobs is None else logprob_items(turn.logprobs, content, self._conversations)
-        said = Said(turn, content, calls, stream.stopped, edit, noted)
-        if calls:  # the client's results answer them by their ids
-            self._branches[tenant].retell(turn.turn_id, said.message)
-        return said
+
+        def said(turn: Turn) -> Said:
+            called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
+            content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
+            some = turn.logprobs
+            noted = None if some is None else logprob_items(some, content, self._conversations)
+            return Said(turn, content, calls, stream.stopped, edit, noted)
+
+        options["told"] = lambda turn: said(turn).message  # results answer the calls in it by their ids
+        return said(pool.send(asked.messages, asked.session, tenant, **options))
 
     def delete(self, turn_id: str, tenant: str) -> None:
         """Take a turn out of its conversation. Raises UnknownTurn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,13 +33,21 @@ class PastTurn:
     has_left: bool = False
 
 
+Turns = Mapping[str, PastTurn]
+"""Turns by their ids, with all those that they go on from."""
+
+
 class Branches:
-    """The last used turns of one tenant, up to ``most`` bytes of their messages. Thread-safe."""
+    """The last used turns of one tenant, up to ``most`` bytes of their messages. Thread-safe.
+
+    Each of ``archives`` finds a turn that is not among them, where it was saved; {} if it was not.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most, self._size = most, 0
         self._turns: OrderedDict[str, PastTurn] = OrderedDict()
         self._lock = forks.Lock()
+        self.archives: list[Callable[[str], Turns]] = []
 
     def keep(self, name: str, last: str | None, before: History, history: History) -> None:
         """Keep the turn ``name``; behind the turn ``last`` if its ``history`` goes on from that, ``before``.
@@ -51,11 +59,30 @@ class Branches:
             if last is None or not self._is_whole(last) or not same(history[first:-1][: len(base)], base):
                 last, base = None, ()
             self._put(name, PastTurn(last, history[:first], history[first + len(base) :]))
-            while self._size > self._most and len(self._turns) > 1:
-                self._size -= _weight(self._turns.popitem(last=False)[1].messages)
+            self._trim()
+
+    def turns(self, names: Iterable[str]) -> Turns:
+        """Those of these turns that are kept, with all that they go on from."""
+        with self._lock:
+            whole, found = [name for name in names if self._is_whole(name)], dict[str, PastTurn]()
+            for name in whole:
+                at: str | None = name
+                while at is not None and at not in found:
+                    found[at] = self._turns[at]
+                    at = found[at].previous_id
+            return found
+
+    def restore(self, turns: Turns) -> None:
+        """Keep turns that were saved; what is known of them here holds."""
+        with self._lock:
+            for name, turn in turns.items():
+                if name not in self._turns or turn.has_left:
+                    self._put(name, turn)
+            self._trim()
 
     def history(self, name: str) -> History:
         """The messages up to a turn. Raises UnknownTurn for one that left, or is not kept."""
+        self._look_up(name)
         with self._lock:
             turn = self._turns.get(name)
             if turn is None or turn.has_left or not self._is_whole(name):
@@ -78,6 +105,7 @@ class Branches:
 
     def remove_turn(self, name: str) -> None:
         """Take a turn out of all histories; turns behind it stay. Raises UnknownTurn for one never kept."""
+        self._look_up(name)
         with self._lock:
             turn = self._turns.get(name)
             if turn is None:
@@ -93,6 +121,20 @@ class Branches:
             return last is not None
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _look_up(self, name: str) -> None:
+        """Bring a turn back that is kept no more."""
+        with self._lock:
+            if self._is_whole(name):
+                return
+        for archive in self.archives:
+            if turns := archive(name):
+                self.restore(turns)
+                return
+
+    def _trim(self) -> None:
+        while self._size > self._most and len(self._turns) > 1:
+            self._size -= _weight(self._turns.popitem(last=False)[1].messages)
 
     def _put(self, name: str, turn: PastTurn) -> None:
         old = self._turns.get(name)

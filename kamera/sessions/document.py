@@ -64,12 +64,23 @@ class SavedWindow:
             raise ValueError("a window's runs are segments of its prompt")
 
 
+@dataclass(frozen=True)
+class SavedTurn:
+    """A `PastTurn` that the session may go on from, its messages by their indices in what was said."""
+
+    previous_id: str | None
+    system: tuple[int, ...]
+    messages: tuple[int, ...]
+    has_left: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Document:
-    """A saved session; ``id`` is the one in its pool. Media in ``messages`` are names of files.
+    """A saved session; ``id`` is the one in its pool. Media in what was ``said`` are names of files.
 
-    ``fingerprint`` and ``tenant`` are those of its model and store, ``policy`` and ``max_tokens`` those of
-    its windows; the others are fields of `Manner` and `State`.
+    ``said`` are all messages of its history and of its ``turns``, each once; ``messages`` are the history's,
+    by their indices there. ``fingerprint`` and ``tenant`` are those of its model and store, ``policy`` and
+    ``max_tokens`` those of its windows; the others are fields of `Manner` and `State`.
     """
 
     id: str | None
@@ -81,7 +92,9 @@ class Document:
     tools: list[dict[str, Any]] | None
     policy: ReusePolicy | None
     max_tokens: int | None
-    messages: list[dict[str, Any]]
+    said: list[dict[str, Any]]
+    messages: tuple[int, ...]
+    turns: dict[str, SavedTurn]
     turn: int
     changes: tuple[str, ...]
     last: str | None
@@ -89,8 +102,14 @@ class Document:
     window: SavedWindow | None
 
     def __post_init__(self) -> None:
-        if not all(isinstance(message["role"], str) for message in self.messages):
+        if not all(isinstance(message["role"], str) for message in self.said):
             raise TypeError("messages have roles")
+        turns = self.turns.values()
+        histories = [self.messages, *(turn.system for turn in turns), *(turn.messages for turn in turns)]
+        if not all(0 <= i < len(self.said) for history in histories for i in history):
+            raise ValueError("a message is none that was said")
+        if not all(turn.previous_id in (None, *self.turns) for turn in turns):
+            raise ValueError("a turn goes on from one that is not there")
 
     @cached_property
     def kind(self) -> str:

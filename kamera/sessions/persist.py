@@ -27,11 +27,13 @@ from kamera.edits import EditPolicy, name_of
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.files import publish_file
 from kamera.sessions.anchors import Anchors
+from kamera.sessions.branches import History, PastTurn, Turns
 from kamera.sessions.document import (
     MEDIA,
     SESSION,
     WINDOW_FOLDER,
     Document,
+    SavedTurn,
     SavedWindow,
     read_document,
     sign_document,
@@ -43,6 +45,9 @@ from kamera.window import KameraWindow, refuse_malformed, terms_in_force
 
 _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
 
+TURNS = 64
+"""Last changes of a session that can be gone on from when it was saved, each with all turns before it."""
+
 
 def save_session(
     path: Path, state: State, anchors: Anchors, manner: Manner, name: str | None, *, strict: bool = False
@@ -52,7 +57,9 @@ def save_session(
     Raises SessionConflict, and writes nothing, if the session saved there has gone on without this one:
     changes of its own came after those that both share. ``strict``: also if they share none.
     """
-    files: dict[str, bytes] = {}
+    said = _Said(anchors.backbone.processor)
+    messages = said.indices(state.messages)
+    turns = anchors.branches.turns(state.changes[-TURNS:])
     window, saved_window = state.window, None
     if window is not None and state.layout is not None:
         folder = f"window-{secrets.token_hex(8)}"
@@ -68,7 +75,12 @@ def save_session(
         tools=None if manner.tools is None else [tool_schema(tool) for tool in manner.tools],
         policy=anchors.policy,
         max_tokens=anchors.max_tokens,
-        messages=[_put_message(m, files, anchors.backbone.processor) for m in state.messages],
+        said=said.messages,
+        messages=messages,
+        turns={
+            name: SavedTurn(t.previous_id, said.indices(t.system), said.indices(t.messages), t.has_left)
+            for name, t in turns.items()
+        },
         turn=state.turn,
         changes=state.changes,
         last=state.last,
@@ -80,7 +92,7 @@ def save_session(
         SESSION.check_folder(path)
         _check_order(path, state, name, strict)
         (path / MEDIA).mkdir(exist_ok=True)
-        for file, content in files.items():
+        for file, content in said.files.items():
             if not (path / MEDIA / file).exists():
                 with publish_file(path / MEDIA / file, 0o666) as picture:
                     picture.write(content)
@@ -88,7 +100,7 @@ def save_session(
             saved_window = replace(saved_window, sha256=window.save(path / saved_window.folder))
         document = replace(document, window=saved_window)
         SESSION.publish(path, sign_document(document.to_json(), anchors.store))
-        _clear(path, None if saved_window is None else saved_window.folder, set(files))
+        _clear(path, None if saved_window is None else saved_window.folder, set(said.files))
         return document
     except OSError as error:
         raise StoreError(f"the session cannot be saved at {str(path)!r}: {error}") from None
@@ -128,11 +140,10 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
                 f"the session at {str(path)!r} is of {field} {value[:12]!r}, this is {ours[:12]!r}: load it "
                 "with the model and the tenant that made it"
             )
-    with refuse_malformed(path / SESSION.name):
-        messages = tuple(_get_message(m, path / MEDIA) for m in document.messages)
+    said, turns = load_turns(path, document)
+    branches.restore(turns)
+    messages = tuple(said[i] for i in document.messages)
     state = State(messages, document.turn, changes=document.changes, last=document.last)
-    if state.last is not None and branches.history_or_none(state.last) is None:
-        branches.keep(state.last, None, (), messages)  # of another process
     if messages_only:
         return state
     state, saved_window = replace(state, ids=document.ids), document.window
@@ -147,27 +158,69 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
     return replace(state, layout=saved_window.layout, window=window)
 
 
+def load_turns(path: Path, document: Document) -> tuple[History, Turns]:
+    """What was said in the session that is saved at ``path``, and its turns. Raises CorruptChunk."""
+    with refuse_malformed(path / SESSION.name):
+        said = tuple(_get_message(m, path / MEDIA) for m in document.said)
+
+    def spoken(indices: Sequence[int]) -> History:
+        return tuple(said[i] for i in indices)
+
+    turns = {
+        name: PastTurn(turn.previous_id, spoken(turn.system), spoken(turn.messages), turn.has_left)
+        for name, turn in document.turns.items()
+    }
+    return said, turns
+
+
 # -- messages ----------------------------------------------------------------------------------
 
 
-def _put_message(message: Mapping[str, Any], files: dict[str, bytes], processor: Any) -> dict[str, Any]:
-    content = message.get("content")
-    out = dict(message)
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        out["content"] = [_put_item(item, files, processor) for item in content]
-    try:
-        json.dumps(out, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"a {message.get('role')} message cannot be saved: {error}; use JSON values only"
-        ) from None
-    return out
+class _Said:
+    """Messages as they are saved, each once, and the files of their media."""
+
+    def __init__(self, processor: Any) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.files: dict[str, bytes] = {}
+        self._processor = processor
+        self._places: dict[str, int] = {}
+        self._items: dict[Any, Any] = {}
+
+    def indices(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """The places of ``messages``; those that are new are added. Raises ValueError for what is no JSON."""
+        return tuple(map(self._index, messages))
+
+    def _index(self, message: Mapping[str, Any]) -> int:
+        out, content = dict(message), message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            out["content"] = list(map(self._item, content))
+        try:
+            text = json.dumps(out, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"a {message.get('role')} message cannot be saved: {error}; use JSON values only"
+            ) from None
+        place = self._places.setdefault(text, len(self.messages))
+        if place == len(self.messages):
+            self.messages.append(out)
+        return place
+
+    def _item(self, item: Any) -> Any:
+        kind = kind_of(item)
+        if kind is None or kind == "text":
+            return item
+        name = id(item) if not isinstance(item, Mapping) else tuple((k, _name(v)) for k, v in item.items())
+        if name not in self._items:
+            self._items[name] = _put_item(item, kind, self.files, self._processor)
+        return self._items[name]
 
 
-def _put_item(item: Any, files: dict[str, bytes], processor: Any) -> Any:
-    kind = kind_of(item)
-    if kind is None or kind == "text":
-        return item
+def _name(value: Any) -> Any:
+    """What a medium is known by while a session is saved: itself where that tells equal ones, else its id."""
+    return value if isinstance(value, str | bytes) else id(value)
+
+
+def _put_item(item: Any, kind: str, files: dict[str, bytes], processor: Any) -> Any:
     clip = load_media(media_item(item, kind), processor)
     if isinstance(clip, Image.Image):
         return {"type": "image", "kamera": {"file": _put_picture(clip, files)}}

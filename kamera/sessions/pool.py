@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ class SessionPool:
         logprobs: int | None = None,
         scratch: Sequence[Message] = (),
         hint: str = "",
+        told: Callable[[Turn], Message] | None = None,
         **options: Any,
     ) -> Turn:
         """Answer a conversation; `Turn.session_id` names the session that holds it then.
@@ -140,8 +142,10 @@ class SessionPool:
         messages only: they continue the session of an id, or begin a conversation without one. ``after`` is a
         turn of any session, as in `ChatSession.send`: if a session has gone on from it, another one answers,
         unless an id is given. ``hint`` is a name that its client gives to some conversations: those of others
-        are not taken for them. Raises UnknownSession for new messages to an unknown id, the errors of
-        `ChatSession.send`, and for new messages to a saved session those of `ChatSession.load`.
+        are not taken for them. ``told`` makes of the turn its answer as the client knows it, with its calls
+        apart say: what goes on ``after`` it finds that. Raises UnknownSession for new messages to an unknown
+        id, the errors of `ChatSession.send`, and for new messages to a saved session those of
+        `ChatSession.load`.
         """
         refuse_own_options(options, SessionPool)
         self.backbone.check_sampling(options)
@@ -150,13 +154,17 @@ class SessionPool:
         with self._account.count_now(self.backbone):
             manner = replace(self._manner, tools=tools)
             incoming = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)
-            return self._send(incoming, options)
+            return self._send(incoming, options, told)
 
-    def _send(self, incoming: Incoming, options: dict[str, Any]) -> Turn:
+    def _send(
+        self, incoming: Incoming, options: dict[str, Any], told: Callable[[Turn], Message] | None
+    ) -> Turn:
         name, entry = self._reserve(incoming)
         try:
             with as_session(name):
                 turn = entry.session.send(incoming.messages, **options)
+                if told is not None:
+                    incoming.anchors.branches.retell(turn.turn_id, told(turn))
         except BaseException:
             with self._lock:
                 self._counts["failed"] += 1
@@ -192,16 +200,17 @@ class SessionPool:
         return [copy_message(message) for message in branches.history(turn_id)]
 
     def delete(self, turn_id: str, tenant: str | None = None) -> None:
-        """`ChatSession.delete` in all sessions in memory. Raises UnknownTurn, SessionConflict as `edit`."""
+        """`ChatSession.delete` in all sessions, saved ones too. Raises UnknownTurn, and as `edit`."""
         whose = tenant_of(self._store, tenant)
-        branches = self._anchors_of(whose).branches
+        anchors = self._anchors_of(whose)
+        saved_names = [] if self._saves is None else self._saves.names_of(turn_id, anchors)
         with self._lock:
             own = [(name, entry) for (of, name), entry in self._entries.items() if of == whose]
-            entries = [(n, e) for n, e in own if branches.goes_through(e.session.state.last, turn_id)]
+            entries = [(n, e) for n, e in own if anchors.branches.goes_through(e.session.state.last, turn_id)]
         if any(entry.busy for _, entry in entries):
             raise SessionConflict(f"turn {quote(turn_id)} is being gone on from: delete it after that answer")
-        branches.remove_turn(turn_id)
-        for name, _ in entries:
+        anchors.branches.remove_turn(turn_id)
+        for name in dict.fromkeys([name for name, _ in entries] + saved_names):  # nor does it come back
             with self._change(name, whose) as session:
                 session.delete(turn_id)
 
@@ -263,9 +272,13 @@ class SessionPool:
                 f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
             )
         listener = None if self._traces is None else Telling(self._traces, tenant)
-        tenant_options = {"branches": self._branches.setdefault(tenant, Branches()), "listener": listener}
-        anchors = anchors_over(self._engine, self.backbone, store, **self._windows, **tenant_options)
-        return self._tenants.setdefault(tenant, anchors)
+        branches = self._branches.setdefault(tenant, Branches())
+        options = {**self._windows, "branches": branches, "listener": listener}
+        own = anchors_over(self._engine, self.backbone, store, **options)
+        anchors = self._tenants.setdefault(tenant, own)
+        if anchors is own and self._saves is not None:
+            branches.archives.append(partial(self._saves.find_turn, anchors=anchors))
+        return anchors
 
     @contextmanager
     def _change(self, session_id: str, tenant: str | None) -> Iterator[ChatSession]:
@@ -349,9 +362,13 @@ class SessionPool:
         with self._lock:
             memory_ids = {name for whose, name in self._entries if whose == tenant}
             sessions = candidates(self._entries, tenant, manner.kind)
+            lasts = {self._entries[tenant, name].session.state.last for name in sessions}
         if name in memory_ids:
             return None
         try:
+            if name is None and incoming.after is not None and incoming.after not in lasts:
+                names = self._saves.names_of(incoming.after, anchors)
+                name = next((n for n in names if n not in memory_ids), None)
             session = None if name is None else self._saves.load(name, anchors, manner)
             if session is None and prompt is not None and incoming.after is None:
                 saves = self._saves.candidates(anchors, manner)

@@ -24,15 +24,19 @@ from kamera.edits import name_of
 from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreError, quote
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
+from kamera.sessions.branches import Turns
 from kamera.sessions.chat import ChatSession, open_session
-from kamera.sessions.document import SESSION, Document, lock_folder, read_document
+from kamera.sessions.document import SESSION, Document, SavedTurn, lock_folder, read_document
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import Manner, laxest_treatment
-from kamera.sessions.persist import load_session, save_session
+from kamera.sessions.persist import load_session, load_turns, save_session
 
 _log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int]
+
+_NO_MESSAGES = SavedTurn(None, (), (), False)
+"""A turn in a header."""
 
 
 class SavedSessions:
@@ -149,7 +153,28 @@ class SavedSessions:
             )
         return open_session(anchors, replace(manner, tools=document.tools), state)
 
+    def find_turn(self, turn_id: str, anchors: Anchors) -> Turns:
+        """A turn of any saved session, with those before it; {} if none can be read that has it."""
+        for header in self._headers_of(turn_id, anchors):
+            path = self._path(anchors.store.tenant, header.id or "")
+            try:
+                with files.lock_path(path):
+                    return load_turns(path, read_document(path, anchors.store, header.id))[1]
+            except (KameraError, OSError) as error:
+                _log.warning("a turn of saved session %s cannot be read: %s", path.name, error)
+        return {}
+
+    def names_of(self, turn_id: str, anchors: Anchors) -> list[str]:
+        """Ids of the saved sessions that have a turn, first those whose last one it is."""
+        headers = self._headers_of(turn_id, anchors)
+        return [h.id for h in sorted(headers, key=lambda h: h.last != turn_id) if h.id is not None]
+
     # -- inside --------------------------------------------------------------------------------
+
+    def _headers_of(self, turn_id: str, anchors: Anchors) -> list[Document]:
+        own = (anchors.backbone.fingerprint, anchors.store.tenant)
+        headers = [h for h in self._read_headers() if (h.fingerprint, h.tenant) == own]
+        return [header for header in headers if turn_id in header.turns]
 
     def _path(self, tenant: str, name: str) -> Path:
         return self.root / digest("kamera.session.v1", tenant, name)
@@ -225,7 +250,10 @@ class SavedSessions:
         return self._note_header(path, stamp, header)
 
     def _note_header(self, path: Path, stamp: Stamp, document: Document | None) -> Document | None:
-        header = None if document is None else replace(document, messages=[], ids=None)
+        header = None
+        if document is not None:
+            turns = dict.fromkeys(document.turns, _NO_MESSAGES)
+            header = replace(document, said=[], messages=(), turns=turns, ids=None)
         with self._lock:
             self._headers[path.name] = (stamp, header)
         return header

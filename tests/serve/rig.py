@@ -57,6 +57,9 @@ class Served:
     def anthropic(self, key: str = KEY) -> anthropic.Anthropic:
         return anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=60)
 
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, verify=False, timeout=60)
+
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return plain().post(self.url + path, json=body, timeout=60, **options)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kamera import ReusePolicy
+from kamera import ReusePolicy, testbed
 from kamera.cli import main
 from tests.serve.rig import SYSTEM, Served, as_chat, frames, said, serving, user
 
@@ -43,7 +43,10 @@ def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(t
     first, store = [SYSTEM, user("value of tag 3?", frames()[0])], tmp_path / "store"
     process, url = started("--store", str(store))
     with process:
-        answer = asked(url, first)["choices"][0]["message"]
+        before = asked(url, first)
+        answer = before["choices"][0]["message"]
+        client = {"model": "testbed", "max_output_tokens": 4, "instructions": testbed.SYSTEM}
+        named = httpx.post(url + "/v1/responses", json={**client, "input": "value of tag 9?"}).json()
         body = {"model": "testbed", "max_tokens": 150, "stream": True, "messages": [user("value of tag 37?")]}
         with httpx.stream("POST", url + CHAT, json=body, timeout=60) as stream:
             lines = stream.iter_lines()
@@ -51,11 +54,31 @@ def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(t
             process.send_signal(signal.SIGTERM)
             assert "data: [DONE]" in list(lines)  # the answer is finished
         assert process.wait(60) == 0
-        assert f"2 sessions saved in {store}" in process.stdout.read()
+        assert f"3 sessions saved in {store}" in process.stdout.read()
     with serving(policy=ReusePolicy.balanced(), store=store) as served:
         found = asked(served.url, [*first, answer, user("and 4?")])
         assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 30  # from the disk
         assert found["choices"][0]["message"]["content"] == said([*first, answer, user("and 4?")], 4)
+        for session in ({}, {"session_id": before["kamera"]["session_id"]}):  # turns have outlived it, too
+            turn = {"after": before["kamera"]["turn_id"], **session}
+            found = asked(served.url, [user("and 5?")], kamera=turn)
+            assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 30
+            assert found["choices"][0]["message"]["content"] == said([*first, answer, user("and 5?")], 4)
+        assert served.post("/v1/responses", {}).status_code == 400
+        follow = {"model": "testbed", "max_output_tokens": 4, "previous_response_id": named["id"]}
+        found = served.post("/v1/responses", {**follow, "input": "and 10?"}).json()
+        told = named["output"][0]["content"][0]["text"]
+        talk = [user("value of tag 9?"), {"role": "assistant", "content": told}, user("and 10?")]
+        assert found["output"][0]["content"][0]["text"] == said(talk, 4)  # without its instructions
+        assert served.client().delete(f"/v1/responses/{named['id']}").status_code == 200
+    with serving(policy=ReusePolicy.balanced(), store=store) as served:
+        assert served.client().get(f"/v1/responses/{named['id']}").status_code == 404
+        assert served.post("/v1/responses", {**follow, "input": "x"}).status_code == 400
+        gone = {"after": named["kamera"]["turn_id"]}
+        assert (
+            served.post(CHAT, {"model": "testbed", "messages": [user("x")], "kamera": gone}).status_code
+            == 404
+        )
 
 
 @pytest.mark.slow

@@ -142,8 +142,8 @@ def test_a_fork_and_a_saved_session_go_on_from_the_same_turns(tmp_path):
     again = ChatSession.load(tmp_path / "s", chat.backbone, chat.store)
     turn = again.send("then?", after=last.turn_id, **GREEDY)
     assert turn.report.kept > 0 and again.messages[:-2] == chat.messages
-    with pytest.raises(UnknownTurn):
-        again.send("x", after=one.turn_id, **GREEDY)
+    other = again.send("x", after=one.turn_id, **GREEDY)
+    assert again.messages == [user("hello"), said(one.text), user("x"), said(other.text)]
 
 
 # -- pools -----------------------------------------------------------------------------------------
@@ -183,6 +183,34 @@ def test_what_two_conversations_begin_with_is_prefilled_once_although_one_knows_
     assert turn.report.guarantee in OF_THE_PROMPT and turn.report.vision_encodes == 0
     assert turn.report.kept > 0 and of.metrics().by_head == 1
     check_fresh(of.session(turn.session_id), turn, mine)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_every_turn_of_saved_sessions_is_gone_on_from_by_another_process(tmp_path, named):
+    """Edited histories, branches and pictures among them; a deleted turn does not come back."""
+    of, turns = pool(seeing(), save=tmp_path), []
+    history = screens(1)
+    for number in range(4):
+        turn = of.send(history, "mine", **GREEDY)
+        turns.append((turn.turn_id, [*history, said(turn.text)]))
+        history = [*turns[-1][1], *screens(2)[-1:]]
+        if number == 1:
+            del history[1]  # its client edits what it sends
+    branch = of.send("or?", after=turns[0][0], **GREEDY)
+    turns.append((branch.turn_id, [*turns[0][1], user("or?"), said(branch.text)]))
+    gone = of.send("bye", after=branch.turn_id, **GREEDY)
+    of.flush()
+    pool(seeing(), save=tmp_path).delete(gone.turn_id)  # in a process that has not seen it
+    for turn_id, known in turns:
+        again = pool(seeing(), save=tmp_path)
+        turn = again.send("and now?", "mine" if named else None, after=turn_id, **GREEDY)
+        asked = [*known, user("and now?")]
+        messages = again.session(turn.session_id).messages
+        assert [m["role"] for m in messages] == [m["role"] for m in asked] + ["assistant"]
+        assert turn.text == fresh(seeing(), asked).send(asked, **GREEDY).text
+        assert turn.report.kept > 0
+    with pytest.raises(UnknownTurn):
+        pool(seeing(), save=tmp_path).send("x", after=gone.turn_id, **GREEDY)
 
 
 def test_turns_are_their_tenants_alone_and_two_pools_may_share_them():

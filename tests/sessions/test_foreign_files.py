@@ -97,7 +97,7 @@ def test_a_session_of_a_sealed_store_is_served_under_its_secret_only(tmp_path):
         with pytest.raises(ForeignObject, match="secret"):
             ChatSession.load(path, backbone, store(other))
     body = _body_in(path)
-    body["messages"][0]["content"] = "never said"
+    body["said"][0]["content"] = "never said"
     SESSION.publish(path, sign_document(body, store(None)))
     with pytest.raises(ForeignObject, match="secret"):
         ChatSession.load(path, backbone, store("a secret of many bytes"))
