@@ -71,7 +71,11 @@ def answer(
     loop = partial(
         _decode_loop, model, row, positions, past, whole, stop, method, method.options.get("streamer")
     )
-    with nullcontext() if model.quiet else model.turns.alone():
+    drafts_itself = method.assistant is model.model
+    with (
+        nullcontext() if model.quiet else model.turns.alone(),
+        forwards.restore_state(model.model) if drafts_itself else nullcontext(),
+    ):
         tokens = forwards.generate(
             model, ids, positions, past, custom_generate=loop, **_without_tokenizer(model.model, options)
         )

@@ -5,12 +5,13 @@ KV is causal: spans that follow each other are one span, whose KV is split at th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
@@ -263,6 +264,21 @@ def _stack(rows: Sequence[Any]) -> Any:
     return torch.cat(list(rows))
 
 
+@contextmanager
+def restore_state(model: nn.Module) -> Iterator[None]:
+    """Give a model back what its own forward keeps from call to call (``rope_deltas``), also after an error.
+
+    Forwards at explicit positions keep nothing; those of a whole prompt do.
+    """
+    spaces = [vars(module) for module in model.modules()]
+    kept = [{n: v for n, v in space.items() if v is None or isinstance(v, torch.Tensor)} for space in spaces]
+    try:
+        yield
+    finally:
+        for space, old in zip(spaces, kept, strict=True):
+            space.update({name: value for name, value in old.items() if space.get(name) is not value})
+
+
 class TransformersModel:
     """The `PlainModel` of an `HfEngine`. Inputs that the model's forward lacks are left out."""
 
@@ -270,13 +286,13 @@ class TransformersModel:
         self._model = model
 
     def logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        with self._model.turns.alone(), torch.no_grad():
+        with self._model.turns.alone(), torch.no_grad(), restore_state(self._model.model):
             logits: torch.Tensor = self._model.model(**self._accept(inputs)).logits[0, -1]
         return logits
 
     def generate(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
         method = read_options(self._model.model, sampling)  # drafts change no answer
-        with self._model.turns.alone(), torch.no_grad():
+        with self._model.turns.alone(), torch.no_grad(), restore_state(self._model.model):
             out = self._model.model.generate(**self._accept(inputs), **method.options)
         tokens = new_tokens(out, inputs["input_ids"].shape[1])
         method.follow(inputs["input_ids"], tokens)
