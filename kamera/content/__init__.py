@@ -27,9 +27,10 @@ from kamera.content.image_only import load_image_only
 from kamera.content.items import as_messages, kind_of, media_item, text_of, texts_of
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.limits import MediaLimits
-from kamera.content.media import load_image
+from kamera.content.media import Medium, load_image
 from kamera.content.media_tokens import ProcessedMedia
 from kamera.content.naming import names_media
+from kamera.content.owned import own_messages, shown_message
 from kamera.content.prefix import common_prefix
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind
 from kamera.content.template import (
@@ -61,6 +62,7 @@ __all__ = [
     "LandmarkReader",
     "Landmarks",
     "MediaLimits",
+    "Medium",
     "Message",
     "Places",
     "ProcessedMedia",
@@ -95,9 +97,11 @@ __all__ = [
     "media_item",
     "media_items",
     "names_media",
+    "own_messages",
     "read_video",
     "response_items",
     "response_logprobs",
+    "shown_message",
     "text_borders",
     "text_of",
     "texts_of",

@@ -12,6 +12,7 @@ from torch import nn
 
 from kamera.content.chunk import POSITION_INPUTS, TOKEN_TYPES, Chunk
 from kamera.content.items import Turn, as_messages, as_turns, make_turns, text_turns
+from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import Seams
@@ -52,11 +53,13 @@ _NO_CONTENT = {
 class ChunkBuilder:
     """Turns content into chunks for one model and processor.
 
-    ``sees`` is True if the model has a vision tower.
+    ``sees`` is True if the model has a vision tower, ``limits`` bound its media.
     """
 
-    def __init__(self, model: nn.Module, processor: Any | None, *, sees: bool) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, processor: Any | None, *, sees: bool, limits: MediaLimits = DEFAULT_LIMITS
+    ) -> None:
+        self.model, self.limits = model, limits
         forward: Any = model.forward
         self.accepted = [
             n
@@ -287,7 +290,10 @@ class ChunkBuilder:
             if kind == "text":
                 out.append(item)
                 continue
-            sized, media = any(item.get(name) is not None for name in SIZES), load_media(item, processor)
+            sized, media = (
+                any(item.get(name) is not None for name in SIZES),
+                load_media(item, processor, self.limits),
+            )
             if kind == "image" or "video" in self.format.kinds:
                 out.append({"type": kind, kind: media, "sized": sized})
             else:
@@ -315,7 +321,7 @@ class ChunkBuilder:
             ids, inputs = self.format.plain.splice(ids, prompt.word, prompt.hidden, inputs)
         inputs = {name: value for name, value in inputs.items() if name in self.accepted}
         first = next(i for i in items if i["type"] != "text")
-        picture = first["image"] if first["type"] == "image" else first["video"].frames[0]
+        picture = first["image"] if first["type"] == "image" else first["video"].frames[0].copy()
         return self.from_tensors(ids, inputs, fingerprint, label, picture)
 
 

@@ -8,6 +8,7 @@ import re
 import stat
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
 from kamera.content.naming import file_of, read_data_url
 from kamera.content.sizing import CELL, SIZES, Budget, size_of, sizes_of
 from kamera.errors import UnreadableMedia, first_line, quote
+from kamera.forks import lazy
+from kamera.ops import digest
 
 SOURCES = {"image": ("image", "path", "url"), "video": ("video", "path", "url")}
 """The entries of a chat item that name its picture or clip, the first that is there."""
@@ -28,6 +31,51 @@ DAMAGE = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, Ke
 """Raised by Pillow for damaged files."""
 
 _STRIP = 1 << 22  # pixels that are converted at a time where a picture becomes smaller
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Medium:
+    """A picture or clip that only a conversation holds: bytes of a file, or pixels (a picture, a `Clip`).
+
+    Nothing may write to what is ``held``. Two that hold the same are equal.
+    """
+
+    kind: str
+    held: Any
+    name: str = ""
+    """What errors call it, a path say."""
+
+    @lazy
+    def digest(self) -> str:
+        """A digest of what is held: equal pixels in two files have two."""
+        if isinstance(self.held, bytes):
+            return digest("kamera.media.v1", self.kind, self.held)
+        return pixels_digest(self.held)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        if isinstance(self.held, bytes):
+            return len(self.held)
+        return sum(4 * frame.width * frame.height for frame in getattr(self.held, "frames", [self.held]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Medium) and (self is other or self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Medium({self.kind}, {self.nbytes} bytes)"
+
+
+def pixels_digest(pixels: Any) -> str:
+    """A digest of a picture's pixels, or of a clip's and their times."""
+    if isinstance(pixels, Image.Image):
+        return digest("kamera.picture.v1", f"{pixels.size}", pixels.tobytes())
+    times = f"{pixels.fps},{pixels.total_frames},{pixels.places}"
+    frames = (part for f in pixels.frames for part in (f"{f.size}", f.tobytes()))
+    return digest("kamera.clip.v2", times, *frames)
 
 
 def load_image(
@@ -47,12 +95,14 @@ def load_image(
     if isinstance(source, Mapping):
         check_options(source, "image", SIZES)
         sizes, source = sizes_of(source, "image"), source_of(source, "image")
+    name = ""
+    if isinstance(source, Medium):
+        source, name = source.held, source.name
     if isinstance(source, str) and source[:5].lower() == "data:":
         source = read_data_url(source)
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         data = bytes_of(source, limits)
-        file, name = io.BytesIO(data), f"{len(data)} bytes"
-        return _open(file, name, sizes, cell, limits, budget)
+        return _open(io.BytesIO(data), name or f"{len(data)} bytes", sizes, cell, limits, budget)
     if isinstance(source, np.ndarray | torch.Tensor):
         source = _of_array(source)
     if isinstance(source, Image.Image):

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from kamera.content.chunk import TOKEN_TYPES
+from kamera.content.media import pixels_digest
 from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import ChatTemplate
 from kamera.content.video import Clip, load_media
-from kamera.ops import digest
 
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
 
@@ -49,7 +49,7 @@ class MediaTokens:
         """The media of an item of `media_items`. Raises UnreadableMedia, ModalityNotSupported."""
         kind, processor = str(item["type"]), self._template.processor
         pixels: Any = load_media(item, processor)
-        name = _digest(kind, pixels)
+        name = pixels_digest(pixels)
         if name not in self._media:
             self._media[name] = self._make(kind, name, pixels)
             if len(self._media) > HELD:
@@ -105,11 +105,3 @@ def expand(
         spans.append((len(out), len(out) + len(item.ids)))
         out.extend(item.ids)
     return out, spans
-
-
-def _digest(kind: str, pixels: Any) -> str:
-    if kind == "image":
-        return digest("kamera.picture.v1", f"{pixels.size}", pixels.tobytes())
-    times = f"{pixels.fps},{pixels.total_frames},{pixels.places}"
-    frames = (part for f in pixels.frames for part in (f"{f.size}", f.tobytes()))
-    return digest("kamera.clip.v2", times, *frames)

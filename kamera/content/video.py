@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageSequence
 
 from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
-from kamera.content.media import DAMAGE, bytes_of, check_options, load_image, local_path, source_of
+from kamera.content.media import DAMAGE, Medium, bytes_of, check_options, load_image, local_path, source_of
 from kamera.content.naming import moves, read_data_url
 from kamera.content.sizing import CELL, SIZES, budget_of, cell_of, size_of, sizes_of
 from kamera.errors import UnreadableMedia, first_line, quote
@@ -182,7 +182,9 @@ Shrink = Callable[[tuple[int, int]], "tuple[int, int] | None"]
 """From the width and height of a frame to those that it gets; None leaves it."""
 
 
-def _read(source: Any, sampling: FrameSampling, limits: MediaLimits, shrink: Shrink | None = None) -> Clip:
+def _read(
+    source: Any, sampling: FrameSampling, limits: MediaLimits, shrink: Shrink | None = None, name: str = ""
+) -> Clip:
     import av
 
     file: Path | io.BytesIO
@@ -190,7 +192,7 @@ def _read(source: Any, sampling: FrameSampling, limits: MediaLimits, shrink: Shr
         source = read_data_url(source, "video")
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         data = bytes_of(source, limits)
-        name, file = f"{len(data)} bytes", io.BytesIO(data)
+        name, file = name or f"{len(data)} bytes", io.BytesIO(data)
     else:
         file = local_path(source, "video")
         name = quote(file)
@@ -431,6 +433,9 @@ def check_rate(fps: Any) -> float:
 
 
 def _clip(source: Any, options: Mapping[str, Any], limits: MediaLimits, shrink: Shrink) -> Clip:
+    name = ""
+    if isinstance(source, Medium):
+        source, name = source.held, source.name
     if isinstance(source, Clip):
         if options:
             raise UnreadableMedia(f"{', '.join(options)} of a Clip: its frames are taken already")
@@ -444,7 +449,8 @@ def _clip(source: Any, options: Mapping[str, Any], limits: MediaLimits, shrink: 
         "end": options.get("video_end"),
     }
     if isinstance(source, str | Path | bytes | bytearray | memoryview) or hasattr(source, "read"):
-        return _read(source, FrameSampling(fps=options.get("fps"), **frame_options), limits, shrink)
+        sampling = FrameSampling(fps=options.get("fps"), **frame_options)
+        return _read(source, sampling, limits, shrink, name)
     if isinstance(source, np.ndarray | torch.Tensor):
         source = list(source)
     if not isinstance(source, Sequence):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, ParamSpec, Protocol, cast
 
-from kamera.content import Message, copy_message
+from kamera.content import Medium, Message, copy_message
 from kamera.errors import EditPolicyFailed, first_line, quote
 
 Parameters = ParamSpec("Parameters")
@@ -146,11 +146,12 @@ def _ask(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality of messages or their parts; media are compared by identity, as arrays have no truth value."""
+    """Equality of messages or their parts; arrays, which have no truth value, are compared by identity."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, PLAIN) and isinstance(other, PLAIN):
         return one == other
-    return one is other
+    owned = isinstance(one, Medium | bytes) and isinstance(other, Medium | bytes)
+    return one is other or (owned and one == other)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kamera import forks
-from kamera.content import Message, Rendered, copy_message
+from kamera.content import Message, Rendered, own_messages, shown_message
 from kamera.edits import Directive, EditPolicy, Snap, edit_messages
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError
@@ -103,8 +103,8 @@ class ChatSession:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """A copy of the history, answers included, before the edit policy."""
-        return [copy_message(message) for message in self.state.messages]
+        """A copy of the history, answers included, before the edit policy, with the media that it ran."""
+        return [shown_message(message) for message in self.state.messages]
 
     @property
     def prompt_ids(self) -> torch.Tensor:
@@ -163,6 +163,7 @@ class ChatSession:
         stream = stream or Stream()
         stream.begin(self.backbone, logprobs)
         options = answer_options(self._anchors, stream, options, seed, logprobs)
+        messages, scratch = self._own(messages), self._own(scratch)
         with self._change() as old_state:
             base = self.state if after is None else self._behind(after)
             history = whole_history(base.messages, messages, append, branches=after is not None)
@@ -201,7 +202,7 @@ class ChatSession:
 
     def history(self, turn_id: str) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
-        return [copy_message(message) for message in self._anchors.branches.history(turn_id)]
+        return [shown_message(message) for message in self._anchors.branches.history(turn_id)]
 
     def delete(self, turn_id: str) -> None:
         """Take a turn out of its conversation, from the middle, too; turns behind it stay, without it.
@@ -225,6 +226,7 @@ class ChatSession:
         ``messages`` as for `send`; None means the present history.
         """
         refuse_over_engine(self._anchors, "logits")
+        messages = self._own(messages)
         with self._change():
             history = self._shape(whole_history(self.state.messages, messages, append))
             try:
@@ -324,6 +326,10 @@ class ChatSession:
             raise ValueError("this session is in the midst of an answer: use session.fork() in a streamer")
         with self._account.count_now(self.backbone), self._lock:
             yield old_state
+
+    def _own(self, messages: Any) -> Any:
+        """Messages whose media nobody else can change, read now. Raises UnreadableMedia."""
+        return own_messages(messages, self.backbone.builder.limits)
 
     def _behind(self, turn_id: str) -> State:
         """The state from which a turn goes on behind any earlier one. Raises UnknownTurn."""

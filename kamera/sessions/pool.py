@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera import forks
-from kamera.content import Message, Rendered, copy_message
+from kamera.content import Message, Rendered, own_messages, shown_message
 from kamera.edits import Directive, EditPolicy
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
@@ -149,6 +149,7 @@ class SessionPool:
         """
         refuse_own_options(options, SessionPool)
         self.backbone.check_sampling(options)
+        messages = own_messages(messages, self.backbone.builder.limits)  # read once, by whichever session
         whose = tenant_of(self._store, tenant)
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
         with self._account.count_now(self.backbone):
@@ -197,7 +198,7 @@ class SessionPool:
     def history(self, turn_id: str, tenant: str | None = None) -> list[dict[str, Any]]:
         """A copy of the messages up to a turn's answer. Raises UnknownTurn."""
         branches = self._anchors_of(tenant_of(self._store, tenant)).branches
-        return [copy_message(message) for message in branches.history(turn_id)]
+        return [shown_message(message) for message in branches.history(turn_id)]
 
     def delete(self, turn_id: str, tenant: str | None = None) -> None:
         """`ChatSession.delete` in all sessions, saved ones too. Raises UnknownTurn, and as `edit`."""
