@@ -62,7 +62,7 @@ def _directory(file: Path) -> Path:
                 aside = folder.with_suffix(".part")
                 for rest in (folder, aside):  # cut by somebody, or left by a killed process
                     shutil.rmtree(rest, ignore_errors=True)
-                _unpack(file, aside)
+                unpack_gguf(file, aside)
                 aside.rename(folder)
     except OSError as error:
         raise UnsupportedBackbone(
@@ -87,7 +87,7 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _unpack(file: Path, folder: Path) -> None:
+def unpack_gguf(file: Path, folder: Path) -> None:
     """Write a GGUF file as a model directory of dense float32 weights, with its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
