@@ -12,6 +12,7 @@ from kamera.cli.command import command
 from kamera.cli.options import Loading, Model, size
 from kamera.cli.output import Output
 from kamera.engines import Completes
+from kamera.engines.hf import SHIPPED
 from kamera.sessions import SessionMode
 from kamera.trust import ReusePolicy
 
@@ -41,8 +42,17 @@ def serve(
     ] = "8GiB",  # type: ignore[assignment]  # typer parses defaults, too
     name: Annotated[
         list[str] | None,
-        typer.Option(help="A name of the model for clients (default: MODEL); repeat it for more."),
+        typer.Option(
+            help="A name of the model for clients (default: MODEL, a path's end); repeat it for more."
+        ),
     ] = None,
+    max_body: Annotated[
+        int, typer.Option(metavar="SIZE", parser=size, help="Most bytes of a request's body.")
+    ] = "32MiB",  # type: ignore[assignment]
+    max_messages: Annotated[int, typer.Option(min=1, help="Most messages of a request.")] = 10_000,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, help="Most pixels of all pictures of a request, as their files have them.")
+    ] = 400_000_000,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +73,7 @@ def serve(
             "kamera serve needs starlette, uvicorn and sse-starlette: pip install 'kamera[serve]'"
         ) from None
 
+    limits = serving.Limits(body=max_body, messages=max_messages, pixels=max_pixels)
     tenants = serving.Keys({} if keys is None else read_keys(keys))
     if keys is None and host not in serving.LOCAL:
         raise ValueError(f"--host {host} lets others in: give --keys FILE, or listen on 127.0.0.1")
@@ -78,8 +89,15 @@ def serve(
     mode: SessionMode = "amortize" if policy == "streaming" else "auto"
     service = serving.Service(backbone, reuse, mode=mode, store=store, max_bytes=max_bytes, engine=peer)
 
+    front = serving.Front(service, tenants, name or [name_of(model)], limits=limits)
     with out.lines() as write:
-        serving.run(serving.Front(service, tenants, name or [model]), listener, lambda told: write(*told))
+        serving.run(front, listener, lambda told: write(*told))
+
+
+def name_of(model: str) -> str:
+    """What clients call a model: a hub's name is whole, and of a path its end."""
+    path = Path(model).expanduser()
+    return path.absolute().name if path.exists() and model != SHIPPED else model
 
 
 def over_http(url: str) -> Completes:

@@ -5,6 +5,7 @@ It needs ``pip install 'kamera[serve]'``.
 
 from kamera.serve.app import Front, Notice, run, server_of
 from kamera.serve.keys import LOCAL, Keys
+from kamera.serve.limits import Limits
 from kamera.serve.refusal import Refusal
 from kamera.serve.service import Service, Within
 from kamera.window.view.live import bind_socket
@@ -13,6 +14,7 @@ __all__ = [
     "LOCAL",
     "Front",
     "Keys",
+    "Limits",
     "Notice",
     "Refusal",
     "Service",

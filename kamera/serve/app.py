@@ -31,6 +31,7 @@ from kamera.errors import KameraError, quote
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Dialect, Events, Said
 from kamera.serve.keys import Keys
+from kamera.serve.limits import Limits
 from kamera.serve.messages import Messages
 from kamera.serve.refusal import Refusal, refusal_of
 from kamera.serve.responses import Documents, Responses
@@ -38,9 +39,6 @@ from kamera.serve.service import Answer, Count, Service
 from kamera.serve.worker import AT_ONCE, Job, Worker
 from kamera.window.view import Lives
 from kamera.window.view.live import Page, PageServer
-
-MOST_BYTES, MOST_TOGETHER = 32 << 20, 256 << 20
-"""Bytes of a request's body, at most; and of the bodies of all requests that are not answered yet."""
 
 WAITING = 64
 """Requests that may wait for the model."""
@@ -67,8 +65,8 @@ def print_notice(notice: Notice) -> None:
 class Bodies:
     """Counts the bytes of bodies, each until its request is answered or its client has gone."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    def __init__(self, limits: Limits) -> None:
+        self.bytes, self._limits = 0, limits
 
     def limit_bodies(self, app: ASGIApp) -> ASGIApp:
         """The application, in which a body that is too large, or one too many, ends its own request."""
@@ -82,10 +80,10 @@ class Bodies:
             message = await receive()
             size = len(message.get("body", b""))
             mine, self.bytes = mine + size, self.bytes + size
-            if self.bytes > MOST_TOGETHER:
-                raise Refusal(503, f"{MOST_TOGETHER >> 20} MiB of requests are in work: try later", wait=5)
-            if mine > MOST_BYTES:
-                raise Refusal(413, f"the body has more than {MOST_BYTES >> 20} MiB: send less")
+            if self.bytes > self._limits.bodies:
+                raise Refusal(503, f"{self._limits.bodies} bytes of requests are in work: try later", wait=5)
+            if mine > self._limits.body:
+                raise Refusal(413, f"the body has more than {self._limits.body} bytes: send less")
             return message
 
         try:
@@ -105,12 +103,14 @@ class Front(Page):
         *,
         waiting: int = WAITING,
         at_once: int = AT_ONCE,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__(names[0])
         self.service = service
         self.worker = Worker(waiting, at_once)
+        self.limits = limits or Limits()
         self._keys, self._names = keys, tuple(names)
-        self._documents, self._bodies = Documents(service.store), Bodies()
+        self._documents, self._bodies = Documents(service.store), Bodies(self.limits)
         self._started = int(time.time())
         self._refused = 0
 
@@ -239,6 +239,7 @@ class Front(Page):
         A client that goes away cancels it.
         """
         self._check_model(dialect.model)
+        self.limits.check(dialect.asked.messages)
         self.worker.submit(tenant, job)
         watch = asyncio.create_task(self._watch(request, job))
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from typing import Any
 
 from kamera import errors
@@ -26,6 +28,10 @@ _TYPES = {
 }
 
 
+_PATH = re.compile(r"(?<![\w:/.~])/[^\s'\"`,;:()<>/]+(?:/[^\s'\"`,;:()<>/]+)+/?")
+"""A path of two parts or more, which is no part of an address."""
+
+
 class Refusal(Exception):
     """An error for the client; ``place`` is the field's, ``wait`` seconds after which to try again."""
 
@@ -47,11 +53,24 @@ class Refusal(Exception):
         return {"type": "error", "error": {"type": self.type, "message": self.message}}
 
 
+def without_paths(text: str) -> str:
+    """A text in which each path of this machine is the name of its file: no client need know where it is."""
+    return _PATH.sub(_name_of, text)
+
+
+def _name_of(match: re.Match[str]) -> str:
+    path = match[0]
+    top = "/" + path.split("/")[1]
+    return path.rstrip("/").rpartition("/")[2] if os.path.lexists(top) else path
+
+
 def refusal_of(error: BaseException) -> Refusal:
     """What a client is told of an error; of one that is no refusal only that it happened."""
     if isinstance(error, Refusal):
         return error
     line = " ".join(str(error).split())
+    if not isinstance(error, errors.InvalidRequest):  # that quotes what its client has sent
+        line = without_paths(line)
     found = [status for kind, status in _STATUS.items() if isinstance(error, kind)]
     if found or isinstance(error, ValueError):  # a caller's mistake by house rule, most refusals among them
         place = error.place if isinstance(error, errors.InvalidRequest) else None

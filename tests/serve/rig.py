@@ -18,7 +18,7 @@ import openai
 
 from kamera import ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
-from kamera.serve import Front, Keys, Service, bind_socket, server_of
+from kamera.serve import Front, Keys, Limits, Service, bind_socket, server_of
 from kamera.sessions import SessionMode
 
 SYSTEM = {"role": "system", "content": testbed.SYSTEM}
@@ -75,11 +75,12 @@ def serving(
     waiting: int = 64,
     at_once: int = 16,
     names: tuple[str, ...] = ("testbed",),
+    limits: Limits | None = None,
 ) -> Iterator[Served]:
     """A server, by default of the shipped backbone, under exact reuse and without keys."""
     service = Service(model or backbone(), policy or ReusePolicy.exact(), mode=mode, store=store)
     front, sock = (
-        Front(service, Keys(keys), names, waiting=waiting, at_once=at_once),
+        Front(service, Keys(keys), names, waiting=waiting, at_once=at_once, limits=limits),
         bind_socket("127.0.0.1", 0),
     )
     server = server_of(front, sock)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from kamera.serve import Limits
 from tests.serve.rig import Served, plain, serving, user
 
 CHAT, KIND = "/v1/chat/completions", {"content-type": "application/json"}
@@ -28,9 +29,8 @@ def _until(served: Served, count: int) -> None:
 
 
 @pytest.fixture
-def served(monkeypatch):
-    monkeypatch.setattr("kamera.serve.app.MOST_TOGETHER", 1 << 20)
-    with serving() as server:
+def served():
+    with serving(limits=Limits(bodies=1 << 20)) as server:
         yield server
 
 
@@ -44,7 +44,7 @@ def test_bodies_of_many_connections_are_bounded_together(served: Served):
 
     many = plain().post(served.url + CHAT, content=b" " * 400_000, headers=KIND)
     assert many.status_code == 503 and int(many.headers["retry-after"]) > 0
-    assert "1 MiB of requests" in many.json()["error"]["message"]
+    assert "1048576 bytes of requests" in many.json()["error"]["message"]
     few = served.post(CHAT, {"model": "testbed", "messages": [user("x")], "max_tokens": 1})
     assert few.status_code == 200
     assert _bytes(served) == sum(PARTS)

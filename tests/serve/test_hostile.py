@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from kamera.cli.serve import read_keys
-from kamera.serve.app import MOST_BYTES
+from kamera.serve import Limits
+from kamera.serve.refusal import refusal_of
 from tests.serve.rig import KEY, OTHER, Served, backbone, plain, serving, user
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -174,12 +175,48 @@ def test_what_is_malformed_or_not_supported_is_named(served: Served, path, body,
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, 400),
         (b'{"model": "testbed", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
         (b'{"model": "\\u0000", "messages": [{"role": "user", "content": "x"}]}', 404),
-        (b'{"a": "' + b"x" * MOST_BYTES + b'"}', 413),
+        (b'{"a": "' + b"x" * Limits().body + b'"}', 413),
     ],
 )
 def test_a_body_that_is_none_is_refused(served: Served, data, status):
     kind = {"content-type": "application/json"}
     assert plain().post(served.url + CHAT, content=data, headers=kind, timeout=60).status_code == status
+
+
+def test_what_a_request_may_bring_is_bounded_by_options():
+    small = png_url(bomb(1_000, 1_000))
+    with serving(limits=Limits(body=20_000, messages=3, pixels=2_500_000)) as served:
+        for messages, status, says in (
+            (USER * 4, 400, "messages has 4, more than 3"),
+            (shown(small) * 3, 400, "3 pictures of 3000000 pixels, more than 2500000"),
+            ([user("x" * 20_000)], 413, "more than 20000 bytes"),
+            (USER * 3, 200, None),
+        ):
+            answer = served.post(CHAT, {"model": "testbed", "messages": messages, "max_tokens": 1})
+            assert answer.status_code == status
+            assert says is None or says in answer.json()["error"]["message"]
+    for wrong in ({"body": 0}, {"pixels": -1}):
+        with pytest.raises(ValueError, match="limit of"):
+            Limits(**wrong)
+
+
+def test_no_error_tells_a_path_of_the_server(tmp_path):
+    for told, text in {
+        "no file tools.json": f"no file {tmp_path}/tools.json",
+        "x is 'y.py', line 3": f"x is '{tmp_path}/a b/../y.py', line 3".replace("a b/../", ""),
+        "see https://a.org/tmp/x": "see https://a.org/tmp/x",
+        "no /v1/x in /messages": "no /v1/x in /messages",
+    }.items():
+        assert refusal_of(ValueError(text)).message == told
+    with serving(store=tmp_path / "store") as served:
+        body = {"model": "testbed", "messages": USER, "max_tokens": 1, "session_id": "one"}
+        turn = served.post(CHAT, body).json()["kamera"]["turn_id"]
+    for file in (tmp_path / "store").rglob("session.safetensors"):
+        file.write_bytes(b"no session")
+    with serving(store=tmp_path / "store") as served:
+        for options in ({"kamera": {"after": turn}}, {"kamera": {"after": turn, "session_id": "one"}}):
+            answer = served.post(CHAT, {"model": "testbed", "messages": USER, **options})
+            assert answer.status_code == 404 and str(tmp_path) not in answer.text
 
 
 def test_other_methods_paths_and_kinds_of_body_are_refused(served: Served):

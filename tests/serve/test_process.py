@@ -15,6 +15,7 @@ import pytest
 
 from kamera import ReusePolicy, testbed
 from kamera.cli import main
+from kamera.cli.serve import name_of
 from tests.serve.rig import SYSTEM, Served, as_chat, frames, said, serving, user
 
 CHAT = "/v1/chat/completions"
@@ -128,6 +129,12 @@ def test_its_two_lines_are_objects_in_a_file_if_asked(tmp_path: Path):
         assert process.wait(60) == 0 and process.stdout.read() == ""
     stopped = json.loads(said.read_text().splitlines()[1])
     assert stopped == {"requests": 0, "sessions": 0, "store": None, "problem": None}
+
+
+def test_clients_call_a_folder_of_a_model_by_its_name(tmp_path: Path):
+    (tmp_path / "mine").symlink_to(testbed.weights_dir())
+    names = ["testbed", "Qwen/Qwen2.5-VL-7B-Instruct", str(testbed.weights_dir()), f"{tmp_path}/mine/"]
+    assert [name_of(name) for name in names] == [*names[:2], "gqa", "mine"]
 
 
 def test_a_port_that_is_taken_is_named(capfd):
