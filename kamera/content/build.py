@@ -104,7 +104,8 @@ class ChunkBuilder:
         if media and not (self.takes_pixels and "image" in self.format.kinds):
             raise ModalityNotSupported(
                 f"{type(self.model).__name__} with {type(self.format.processor).__name__} takes text "
-                f"only, the content holds {sorted(set(media))}: use a vision-language backbone"
+                f"only, the content holds {sorted(set(media))}: "
+                + (self.format.lacks(media) or "use a vision-language backbone")
             )
         turns = [{**turn, "content": self._load(turn["content"])} for turn in turns]
         return self._process(turns, fingerprint)

@@ -1,67 +1,126 @@
 """Processors for pictures and text without torchvision.
 
-The stock classes require a video processor, and every video processor of transformers needs torchvision;
-without it `AutoProcessor` silently returns the bare tokenizer. Pictures need Pillow only, so these models
-still accept them: a clip's frames become pictures.
+The stock classes of many families require a video processor, and every video processor of transformers needs
+torchvision; without it `AutoProcessor` silently returns the bare tokenizer. Pictures need Pillow only, so
+these models still accept them: in a window a clip's frames become pictures.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
+import sys
 from typing import Any
 
 from kamera.errors import ModalityNotSupported
 
-_PROCESSORS = {
-    "qwen2_vl": "Qwen2VLProcessor",
-    "qwen2_5_vl": "Qwen2_5_VLProcessor",
-    "qwen3_vl": "Qwen3VLProcessor",
-    "qwen3_vl_moe": "Qwen3VLProcessor",
-}
+_NO_VIDEOS = (
+    "this processor takes pictures, not videos: give the frames as pictures (kamera.read_video), or install "
+    "a torchvision that fits torch for the model's own video processor"
+)
 
 
 def load_image_only(name: str, model_type: str) -> Any | None:
-    """A processor without a video part for a Qwen or Kimi vision model, or None for another family."""
+    """The processor of a vision model without its video part; None for a model that has no processor.
+
+    Raises ImportError for one that needs another package.
+    """
     if model_type == "kimi_k25":
         from kamera.content.kimi_pictures import load_kimi_pictures
 
         return load_kimi_pictures(name)
-    if model_type not in _PROCESSORS:
-        return None
     import transformers
+    from transformers.processing_utils import ProcessorMixin
 
-    stock = getattr(transformers, _PROCESSORS[model_type])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    settings, _ = ProcessorMixin.get_processor_dict(name)
+    stock = _class_of(str(settings.get("processor_class", "")), model_type)
+    if stock is None:
+        return None
+    names = stock.get_attributes()
     # Pillow's resize even with torchvision: the two differ in rounding, and with them the chunks' ids
-    pictures = transformers.AutoImageProcessor.from_pretrained(name, backend="pil")
-    return image_only(stock)(pictures, tokenizer, chat_template=tokenizer.chat_template)
+    parts = {"image_processor": transformers.AutoImageProcessor.from_pretrained(name, backend="pil")}
+    parts["tokenizer"] = tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    if "feature_extractor" in names:
+        parts["feature_extractor"] = transformers.AutoFeatureExtractor.from_pretrained(name)
+    options = {n: settings[n] for n in inspect.signature(stock.__init__).parameters if n in settings}
+    options = {n: value for n, value in options.items() if n not in (*names, "chat_template")}
+    template = settings.get("chat_template") or tokenizer.chat_template
+    return image_only(stock)(**parts, **options, chat_template=template)
+
+
+def _class_of(name: str, model_type: str) -> Any | None:
+    """The stock class of a processor; transformers hides one that asks for torchvision at its own door."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    auto: Any = importlib.import_module("transformers.models.auto.processing_auto")
+    classes: dict[str, str] = auto.PROCESSOR_MAPPING_NAMES
+    name = name.removeprefix("ImageOnly") or classes.get(model_type, "")
+    for family in [kind for kind, known in classes.items() if known == name]:
+        module = _processing_of(model_type_to_module_name(family))
+        if hasattr(module, name):
+            return getattr(module, name)
+    return None
+
+
+def _processing_of(folder: str) -> Any | None:
+    """The file of a family's processor; None for a family that takes another one's."""
+    where = f"transformers.models.{folder}"
+    try:
+        return importlib.import_module(f"{where}.processing_{folder}")
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            return None
+    # Pixtral's asks for a function that the file of its Pillow processor has, too
+    name = f"{where}.image_processing_{folder}"
+    sys.modules[name] = importlib.import_module(f"{where}.image_processing_pil_{folder}")
+    try:
+        return importlib.import_module(f"{where}.processing_{folder}")
+    finally:
+        del sys.modules[name]
 
 
 @functools.cache
-def image_only(stock: Any, image: str = "<|image_pad|>", video: str = "<|video_pad|>") -> Any:
-    """The class of a Qwen or Kimi processor without its video part; ``image``, ``video`` are placeholders.
+def image_only(stock: Any) -> Any:
+    """The class of a stock processor without its video part.
 
     It refuses a video, and a video placeholder in the text, which the stock class would silently leave at
     one token.
     """
     from transformers.processing_utils import ProcessorMixin
 
+    names = stock.get_attributes()
+
+    class WithoutVideo(ProcessorMixin):
+        """Stands behind the stock class, which hands its parts on by their order."""
+
+        def __init__(self, *parts: Any, **options: Any) -> None:
+            options |= dict(zip(names, parts, strict=False))
+            options.pop("video_processor", None)
+            super().__init__(**options)
+
     def __init__(
-        self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **_: Any
+        self: Any,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        chat_template: Any = None,
+        **options: Any,
     ) -> None:
-        self.image_token, self.video_token = image, video
-        self.image_token_id, self.video_token_id = map(
-            tokenizer.convert_tokens_to_ids, (self.image_token, self.video_token)
-        )
-        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+        parts = {"image_processor": image_processor, "tokenizer": tokenizer, **options}
+        if "video_processor" in names:
+            parts["video_processor"] = None
+        stock.__init__(self, **parts, chat_template=chat_template)
 
     def __call__(self: Any, images: Any = None, text: Any = None, videos: Any = None, **kwargs: Any) -> Any:
-        texts = [text] if isinstance(text, str) else (text or [])
-        if videos is not None or any(self.video_token in str(t) for t in texts):
-            raise ModalityNotSupported(
-                "this processor takes pictures, not videos: give the frames as pictures (kamera.read_video), "
-                "or install a torchvision that fits torch for the model's own video processor"
-            )
+        texts, token = [text] if isinstance(text, str) else (text or []), getattr(self, "video_token", None)
+        if videos is not None or (token and any(token in str(t) for t in texts)):
+            raise ModalityNotSupported(_NO_VIDEOS)
         return stock.__call__(self, images=images, text=text, **kwargs)
 
-    return type(f"ImageOnly{stock.__name__}", (stock,), {"__init__": __init__, "__call__": __call__})
+    entries = {
+        "__init__": __init__,
+        "__call__": __call__,
+        "get_attributes": classmethod(lambda cls: [n for n in names if n != "video_processor"]),
+        "lacks": {"video": _NO_VIDEOS},
+    }
+    return type(f"ImageOnly{stock.__name__}", (stock, WithoutVideo), entries)

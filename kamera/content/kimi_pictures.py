@@ -97,7 +97,7 @@ def fit(height: int, width: int, patch: int, max_patches: int, limit: int) -> tu
     return min(limit, max(1, int(height * scale))), min(limit, max(1, int(width * scale)))
 
 
-KimiPictureProcessor = image_only(Kimi_K25Processor, "<|media_pad|>", "<|kimi_k25_video_placeholder|>")
+KimiPictureProcessor = image_only(Kimi_K25Processor)
 """`Kimi_K25Processor` without its video part; it refuses a video by name."""
 
 

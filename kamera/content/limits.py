@@ -14,13 +14,12 @@ class MediaLimits:
     ``picture``: pixels of a picture, or of a frame, as its file has them (Pillow's own bound). One of more
     than ``decoded`` is decoded smaller: to the size that its processor uses, where that is known, else to so
     many.
-    ``request``: pixels of all pictures that one prompt brings anew. ``clip``: pixels of the frames that are
-    taken of a video; ``video``: of all its frames, those between included. ``file``: bytes of a file.
+    ``clip``: pixels of the frames that are taken of a video; ``video``: of all its frames, those between
+    included. ``file``: bytes of a file.
     """
 
     picture: int = 89_478_485
     decoded: int = 1 << 24
-    request: int = 400_000_000
     clip: int = 1 << 30
     video: int = 1 << 38
     file: int = 1 << 28

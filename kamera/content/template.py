@@ -82,10 +82,15 @@ class ChatTemplate:
             if kind not in self.kinds:
                 raise ModalityNotSupported(
                     f"{type(self.processor).__name__} takes {' and '.join(('text', *self.kinds))} only, a "
-                    f"message holds {kind}: leave it out, or use another backbone"
+                    f"message holds {kind}: {self.lacks([kind]) or 'leave it out, or use another backbone'}"
                 )
         self._vanishing.check(messages, tools)
         return items
+
+    def lacks(self, kinds: Sequence[str]) -> str:
+        """Why the processor does not take media of these kinds, where it was loaded without a part."""
+        reasons: Mapping[str, str] = getattr(self.processor, "lacks", {})
+        return "; ".join(dict.fromkeys(reasons[kind] for kind in kinds if kind in reasons))
 
     def check_text(self, messages: Sequence[Message]) -> None:
         """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""

@@ -122,17 +122,18 @@ def _class_of(source: str) -> tuple[Any, Any]:
 def load_processor(name: str | Path) -> Any | None:
     """The processor, else the tokenizer, else None when the directory has neither.
 
-    Where torchvision is missing, Qwen vision models get a processor for pictures only.
+    Where torchvision is missing, a vision model whose own processor needs it gets one for pictures only. One
+    that cannot be had says why in its ``lacks``, by kind of media.
     """
     import transformers
 
-    source, processor = str(source_of(name)), None
+    source, processor, reason = str(source_of(name)), None, ""
     for loader in (transformers.AutoProcessor, transformers.AutoTokenizer):
         try:
             processor = loader.from_pretrained(source)
             break
-        except (OSError, ValueError, ImportError, KeyError, AttributeError):
-            continue
+        except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
+            reason = reason or (first_line(error) if isinstance(error, ImportError) else "")
     if getattr(getattr(processor, "tokenizer", processor), "vocab_size", 2) <= 1:
         processor = None  # transformers' result for a directory without tokenizer files
     if getattr(processor, "image_processor", None) is not None:
@@ -140,8 +141,13 @@ def load_processor(name: str | Path) -> Any | None:
     try:
         config = transformers.AutoConfig.from_pretrained(source)
         return load_image_only(source, config.model_type) or processor
-    except (OSError, ValueError, ImportError):
-        return processor
+    except ImportError as error:
+        reason = first_line(error)
+    except (OSError, ValueError):
+        pass
+    if processor is not None and reason:
+        processor.lacks = dict.fromkeys(("image", "video"), reason)
+    return processor
 
 
 def _thinker(transformers: Any, config: Any) -> Any | None:
