@@ -55,7 +55,11 @@ Row = dict[str, Any]
 
 
 def measure_arms(
-    reader: Reader, document: texts.Document, table: str, others: Sequence[texts.Document]
+    reader: Reader,
+    document: texts.Document,
+    table: str,
+    others: Sequence[texts.Document],
+    groups: Sequence[str] = arms.GROUPS,
 ) -> list[Row]:
     """Rows of every arm, behind antecedents of the document's own or of others."""
     *before, chunk, follows = document.passages
@@ -64,7 +68,7 @@ def measure_arms(
     passages = arms.Passages(gone, tuple(antecedents), _chunk(reader, chunk))
     title = chunk.partition(":")[0]
     question = reader.question(f"What does the note on {title} say? Answer in one or two sentences.")
-    served = arms.arms(reader, passages)
+    served = arms.arms(reader, passages, groups)
     true = next(served)
     answer = reader.answer(question, [*antecedents, passages.chunk], true.sources, ANSWER)
     asked = [reader.tokenize(follows)[: TEXT + 1], torch.cat([question, answer])[:-1]]
@@ -193,11 +197,11 @@ def _values(rows: Sequence[Row]) -> list[list[str]]:
 # -- runs ----------------------------------------------------------------------------------------
 
 
-def run(model: str, count: int, wanted: Sequence[str], sabotage: Any, kept: Row) -> Iterator[Row]:
+def run(model: str, args: argparse.Namespace, kept: Row) -> Iterator[Row]:
     """Measure documents of a model that are not in ``kept`` yet; yields ``kept`` after each."""
-    reader = Reader(weights.load(model), sabotage)
+    reader, count = Reader(weights.load(model), args.sabotage), args.documents
     tokens = reader.tokenize
-    for table in wanted:
+    for table in args.tables:
         passages, longest = (6, LONGEST_CHUNK) if table in ("own", "other") else (READ + 1, LONGEST_READ)
         found = texts.documents(count, lambda s: tokens(s).tolist(), passages=passages, longest=longest)
         kept.setdefault("digests", {})[table] = texts.digest(found)
@@ -208,7 +212,7 @@ def run(model: str, count: int, wanted: Sequence[str], sabotage: Any, kept: Row)
             with torch.no_grad():
                 if table in ("own", "other"):
                     others = [found[(i + j) % len(found)] for j in range(1, 5)]
-                    kept["documents"][key] = measure_arms(reader, document, table, others)
+                    kept["documents"][key] = measure_arms(reader, document, table, others, args.groups)
                 else:
                     kept["documents"][key] = measure_sliding(reader, document, table)
             print(f"{model}, {table}: {i + 1} of {len(found)}, {document.name}", file=sys.stderr, flush=True)
@@ -223,6 +227,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["smollm2", "gemma3-270m"])
     parser.add_argument("--documents", type=int, default=40)
     parser.add_argument("--tables", nargs="+", default=TABLES, choices=TABLES)
+    parser.add_argument("--groups", nargs="+", default=arms.GROUPS, choices=arms.GROUPS, help="of arms")
     parser.add_argument("--sabotage", choices=["no-rotation", "foreign-patch"], default="")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -233,7 +238,7 @@ def main() -> None:
         report["models"] = json.loads(args.output.read_text(encoding="utf-8"))["models"]
     for model in args.models:
         kept = report["models"].setdefault(model, {})
-        for _ in run(model, args.documents, args.tables, args.sabotage, kept):
+        for _ in run(model, args, kept):
             if args.output is not None:
                 args.output.write_text(json.dumps(report), encoding="utf-8")
         rows = [row for some in kept["documents"].values() for row in some]

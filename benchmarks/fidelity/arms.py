@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -30,6 +30,8 @@ SHARES = (0.03, 0.06, 0.12, 0.25)
 
 SAMPLE = 0.25
 FIRST = 16
+GROUPS = ("patch", "orbit", "stay", "tokens")
+"""Patches; orbit patches; what others left, or was formed behind some of them; and token-axis repairs."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Arm:
     ran: float = 0.0
 
 
-def arms(reader: Reader, passages: Passages) -> Iterator[Arm]:
-    """The re-prefill first, then blind reuse of the last chunk, of all, and every other arm."""
+def arms(reader: Reader, passages: Passages, groups: Sequence[str] = GROUPS) -> Iterator[Arm]:
+    """The re-prefill first, then blind reuse of the last chunk, of all, and every arm of these groups."""
     chunks = (*passages.antecedents, passages.chunk)
     true, alone = reader.prefill(chunks), [reader.prefill([chunk])[0] for chunk in chunks]
     front, own = true[:-1], alone[-1]
@@ -73,41 +75,49 @@ def arms(reader: Reader, passages: Passages) -> Iterator[Arm]:
     yield Arm("re-prefill", tuple(true), True, ran=1.0)
     yield last("blind", own)
     yield Arm("blind, all", tuple(alone), True)
-
     deltas = [reader.deficit(*pair) for pair in zip(true[1:], alone[1:], strict=True)]
-    for rank in RANKS:
-        yield patched(f"patch, rank {rank}", _patch(deltas[-1], rank))
-    for share in SHARES:
-        patch = compress(deltas[-1], reader.layout, int(share * half)).patch
-        yield patched(f"patch, {share:.0%} of bytes", patch)
-    orbit = mean_deficit([deltas[-1], *_other_orders(reader, passages, own)])
-    yield patched("orbit, rank 32", _patch(orbit, 32))
-    yield patched("orbit, 12% of bytes", compress(orbit, reader.layout, int(0.12 * half)).patch)
+    if "patch" in groups:
+        for rank in RANKS:
+            yield patched(f"patch, rank {rank}", _patch(deltas[-1], rank))
+        for share in SHARES:
+            patch = compress(deltas[-1], reader.layout, int(share * half)).patch
+            yield patched(f"patch, {share:.0%} of bytes", patch)
+        factored = [s._replace(patch=_patch(d, 32)) for s, d in zip(alone[1:], deltas, strict=True)]
+        size = sum(_bytes(s.patch) for s in factored if s.patch) / sum(kv_bytes(s.kv) for s in factored)
+        yield Arm("patch, rank 32, all", (alone[0], *factored), True, size * kv_bytes(own.kv) / half)
+    if "orbit" in groups:
+        orbit = mean_deficit([deltas[-1], *_other_orders(reader, passages, own)])
+        yield patched("orbit, rank 32", _patch(orbit, 32))
+        yield patched("orbit, 12% of bytes", compress(orbit, reader.layout, int(0.12 * half)).patch)
+    if "stay" in groups:
+        stood = reader.prefill((passages.gone, *chunks))[1:]
+        yield last("survivor", stood[-1])
+        yield Arm("survivors, all", tuple(stood), True)
+        yield Arm("survivors behind an exact lead", (alone[0], *stood[1:]), True)
+        near = [
+            reader.prefill([chunk], [before])[0] for chunk, before in zip(chunks[1:], alone, strict=False)
+        ]
+        yield last("behind its predecessor alone", near[-1])
+        yield Arm("behind their predecessors, all", (alone[0], *near), True)
+    if "tokens" in groups:
+        yield from _of_few_tokens(reader, passages.chunk, own, front, true[-1])
 
-    (near,) = reader.prefill([passages.chunk], [alone[-2]])
-    yield last("behind its predecessor alone", near)
-    stood = reader.prefill((passages.gone, *chunks))[1:]
-    yield last("survivor", stood[-1])
 
-    design = Design.of(token_kernel(own.kv, reader.layout, reader.positions(own.start, len(passages.chunk))))
-    place, count = reader.place(front), round(SAMPLE * len(passages.chunk))
-    where = reader.positions(place, len(passages.chunk))
-    sampled = reader.sample(passages.chunk, own, front, design.completion(count, where))
-    yield last("sampled, a quarter", sampled, ran=SAMPLE)
-    rows = _deviating(reader, own, true[-1], count - round(2 / len(reader.layout) * len(passages.chunk)))
-    blended = reader.sample(passages.chunk, own, front, Completion.none(rows, where))
-    yield last("CacheBlend, equal cost", blended, ran=SAMPLE)
-    rows = torch.arange(FIRST)
-    kept = reader.sample(passages.chunk, own, front, Completion.none(rows, where))
-    yield last(f"first {FIRST} tokens", kept, ran=len(rows) / len(passages.chunk))
-
-    factored = [s._replace(patch=_patch(d, 32)) for s, d in zip(alone[1:], deltas, strict=True)]
-    size = sum(_bytes(s.patch) for s in factored if s.patch) / sum(kv_bytes(s.kv) for s in factored)
-    yield Arm("patch, rank 32, all", (alone[0], *factored), True, size * kv_bytes(own.kv) / half)
-    yield Arm("survivors, all", tuple(stood), True)
-    yield Arm("survivors behind an exact lead", (alone[0], *stood[1:]), True)
-    pairs = [reader.prefill([chunk], [before])[0] for chunk, before in zip(chunks[1:], alone, strict=False)]
-    yield Arm("behind their predecessors, all", (alone[0], *pairs), True)
+def _of_few_tokens(
+    reader: Reader, chunk: torch.Tensor, own: Source, front: Sequence[Source], true: Source
+) -> Iterator[Arm]:
+    """A share of the chunk's tokens run behind the others; what else it shows was computed without them."""
+    tokens = len(chunk)
+    where, count = reader.positions(reader.place(front), tokens), round(SAMPLE * tokens)
+    design = Design.of(token_kernel(own.kv, reader.layout, reader.positions(own.start, tokens)))
+    rows = _deviating(reader, own, true, count - round(2 / len(reader.layout) * tokens))
+    ways = {
+        "sampled, a quarter": (design.completion(count, where), SAMPLE),
+        "CacheBlend, equal cost": (Completion.none(rows, where), SAMPLE),
+        f"first {FIRST} tokens": (Completion.none(torch.arange(FIRST), where), FIRST / tokens),
+    }
+    for name, (completion, ran) in ways.items():
+        yield Arm(name, (*front, reader.sample(chunk, own, front, completion)), ran=ran)
 
 
 def _patch(deltas: Deltas, rank: int) -> Patch:
