@@ -5,15 +5,16 @@
 Tables for each model, on passages of documentation that is installed here (`benchmarks.texts`):
 
 * ``own``, ``other``: one chunk behind three others, from its own document or from others.
-* ``sliding``: passages are read one after another, the last N stay; ``more`` of it: other thresholds, other
-  orders, formed again, stored as patches, at N = 4.
+* ``sliding``: passages are read one after another, the last N stay. ``shown``: the same, under other
+  thresholds, stored as patches, mixed. ``more``: the oldest leaves first, slots are formed again.
 
 KL(re-prefill ‖ arm) of next-token distributions, in nats, is a mean over the document's own next tokens
 ("text"), and over the model's own answer to a question about the chunk ("answer"). η is relative to blind
 reuse of the same chunks. "restored": of the tokens whose likeliest successor blind reuse flips, the share
 that the arm gives back. Intervals: 95 %, bootstrap over documents.
 
-With --output every document is kept as it is done, and a second run goes on from there. --sabotage breaks an
+With --output every document is kept as it is done, and a second run goes on from there; --documents 0 prints
+what is there. --sabotage breaks an
 operator: a table that does not change with it measures nothing.
 """
 
@@ -48,7 +49,12 @@ LONGEST_CHUNK = 160
 LONGEST_READ = 100
 """Tokens of its longest passage: they are read again for each way of keeping them."""
 
-TABLES = ("own", "sliding", "other", "more")
+WALKS: dict[str, tuple[Sequence[sliding.Keep], Sequence[sliding.Keep], Sequence[int]]] = {
+    "sliding": (sliding.KEEPS, (), KEPT),
+    "shown": (sliding.KEEPS[2:3], sliding.SHOWN, (4, 8)),
+    "more": (sliding.MORE, (), (4,)),
+}
+TABLES = ("own", "sliding", "shown", "other", "more")
 
 Row = dict[str, Any]
 """What one document says of one arm."""
@@ -85,13 +91,13 @@ def measure_arms(
 
 def measure_sliding(reader: Reader, document: texts.Document, table: str) -> list[Row]:
     """Rows of ways to keep a window, for each number of passages that stay."""
-    keeps, kept = (sliding.KEEPS, KEPT) if table == "sliding" else (sliding.MORE, (4,))
+    keeps, shown, kept = WALKS[table]
     *read, follows = document.passages
     passages = sliding.Passages(reader, [_chunk(reader, text) for text in read])
     text = reader.tokenize(follows)[: SLIDING_TEXT + 1]
     rows: list[Row] = []
     for most in kept:
-        walked = sliding.windows(passages, most, keeps)
+        walked = sliding.windows(passages, most, keeps, shown)
         reference = _judged(reader, [text], (SLIDING_TEXT,), next(walked).sources)
         for window in walked:
             logits = _judged(reader, [text], (SLIDING_TEXT,), window.sources)
@@ -180,7 +186,7 @@ def tables(model: str, rows: Sequence[Row]) -> Iterator[Table]:
         if made:
             title = f"\n{model}: antecedents of {'its own' if table == 'own' else 'other'} documents"
             yield listing(title, list(made[0]), _values(made))
-    for table, kept in (*(("sliding", kept) for kept in KEPT), ("more", 4)):
+    for table, kept in ((table, kept) for table, (_, _, some) in WALKS.items() for kept in some):
         made = [_cells(row) for row in sliding_rows(rows, table, kept)]
         if made:
             yield listing(f"\n{model}: the last {kept} stay", list(made[0]), _values(made))
@@ -238,7 +244,7 @@ def main() -> None:
         report["models"] = json.loads(args.output.read_text(encoding="utf-8"))["models"]
     for model in args.models:
         kept = report["models"].setdefault(model, {})
-        for _ in run(model, args, kept):
+        for _ in run(model, args, kept) if args.documents else ():
             if args.output is not None:
                 args.output.write_text(json.dumps(report), encoding="utf-8")
         rows = [row for some in kept["documents"].values() for row in some]

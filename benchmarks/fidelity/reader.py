@@ -9,7 +9,7 @@ import torch
 
 from kamera import Backbone
 from kamera.engines import Sampling, Span
-from kamera.ops import KV, Deltas, Patch, deficit, kv_map, kv_tokens
+from kamera.ops import KV, Blocks, Deltas, Patch, apply_patch, deficit, kv_map, kv_tokens
 
 Sabotage = Literal["", "no-rotation", "foreign-patch"]
 """An operator that is broken on purpose: keys that move are not turned, a patch is another chunk's."""
@@ -80,6 +80,15 @@ class Reader:
         last, self._last = self._last or own, own
         count = kv_tokens(alone.kv)
         return kv_map(last, lambda x: x[:, torch.arange(count) % x.shape[1]])
+
+    def mix(self, one: Source, other: Source, weight: float) -> Source:
+        """A chunk's KV between two: ``other`` counts by its ``weight``."""
+        if weight == 1.0:
+            return other
+        there = apply_patch(other.kv, other.patch, self.layout, self._offset(one.start - other.start))
+        pairs = zip(one.kv.parts, there.parts, strict=True)
+        parts = [{n: torch.lerp(x, b[n], weight) for n, x in a.items()} for a, b in pairs]
+        return Source(Blocks(parts, one.kv.groups), one.start)
 
     def sample(self, chunk: torch.Tensor, alone: Source, behind: Sequence[Source], completion: Any) -> Source:
         """``chunk`` behind others, of which the completion's rows run; the others are completed."""

@@ -21,7 +21,8 @@ class Keep:
 
     ``lead``: the first one from its canonical. ``behind`` (1, 2): the KV of a chunk behind so many
     predecessors alone is formed after its append, and shown where just these stand before it or more than
-    ``above`` has departed; ``size`` stores it as a patch of this share of the bf16 bytes. ``again``: what has
+    ``above`` has departed; ``size`` stores it as a patch of this share of the bf16 bytes. With ``mixes`` it
+    is averaged with the KV that the slot has, and weighs the share that has departed. ``again``: what has
     lost more is formed again after each slide. ``slides_first``: the oldest leaves before the new one comes.
     """
 
@@ -30,6 +31,7 @@ class Keep:
     behind: int = 0
     above: float = 0.5
     size: float | None = None
+    mixes: bool = False
     again: float | None = None
     slides_first: bool = False
 
@@ -45,16 +47,25 @@ KEEPS = (
 MORE = (
     Keep("formed again above 1/2", again=0.5),
     Keep("formed again above 3/4", again=0.75),
-    Keep("predecessor above 1/4", behind=1, above=0.25),
-    Keep("predecessor above 3/4", behind=1, above=0.75),
-    Keep("predecessor everywhere", behind=1, above=-1.0),
-    Keep("two predecessors everywhere", behind=2, above=-1.0),
     Keep("predecessor above 1/2, and formed again", behind=1, again=0.5),
-    Keep("predecessor above 1/2, patch of 12% of bytes", behind=1, size=0.12),
-    Keep("predecessor above 1/2, patch of 25% of bytes", behind=1, size=0.25),
     *(replace(keep, name=f"slide, then append: {keep.name}", slides_first=True) for keep in KEEPS[:3]),
 )
 """At N = 4 alone."""
+
+SHOWN = (
+    Keep("lead exact"),
+    *(Keep(f"predecessor above {above}", behind=1, above=above) for above in (0.25, 0.6, 0.75)),
+    Keep("predecessor everywhere", behind=1, above=0.0),
+    Keep("predecessor mixed", behind=1, above=0.0, mixes=True),
+    *(Keep(f"two predecessors above {above}", behind=2, above=above) for above in (0.25, 0.5, 0.75)),
+    Keep("two predecessors everywhere", behind=2, above=0.0),
+    Keep("two predecessors mixed", behind=2, above=0.0, mixes=True),
+    *(
+        Keep(f"predecessor above 0.5, {size:.0%} of bytes", behind=1, size=size)
+        for size in (0.06, 0.12, 0.25)
+    ),
+)
+"""Other ways to show a window that was kept by its predecessors: one walk for all of them."""
 
 
 @dataclass(frozen=True)
@@ -118,30 +129,32 @@ class Passages:
         return alone._replace(patch=compress(deltas, self.reader.layout, budget).patch)
 
 
-def windows(passages: Passages, most: int, keeps: Sequence[Keep]) -> Iterator[Window]:
+def windows(
+    passages: Passages, most: int, keeps: Sequence[Keep], shown: Sequence[Keep] = ()
+) -> Iterator[Window]:
     """The last ``most`` chunks: re-prefilled, blind, and as each of ``keeps`` shows them.
 
-    All of them came to a full window: twice as many chunks are read.
+    All of them came to a full window: twice as many chunks are read. The last of ``keeps`` is ``shown`` in
+    other ways, too.
     """
     last = range(len(passages.chunks) - most, len(passages.chunks))
     true = passages.reader.prefill([passages.chunks[n] for n in last])
     yield Window("re-prefill", tuple(true), 0.0, 0.0, 0.0, ())
     yield Window("blind", tuple(map(passages.alone, last)), 0.0, 1.0, 0.0, ())
     for keep in keeps:
-        yield from _walk(passages, most, keep)
+        yield from _walk(passages, most, keep, shown if keep is keeps[-1] else ())
 
 
-def _walk(passages: Passages, most: int, keep: Keep) -> Iterator[Window]:
+def _walk(passages: Passages, most: int, keep: Keep, others: Sequence[Keep]) -> Iterator[Window]:
     slots: list[Slot] = []
     now = background = cached = new = 0
     first = max(0, len(passages.chunks) - 2 * most)
-    whole = 0 if keep.above < 0 else most + (not keep.slides_first)  # slots until one has left
-    begun = passages.begun(first, whole) if whole else []
+    begun = passages.begun(first, most + (not keep.slides_first))  # until one has left
     for number, chunk in enumerate(passages.chunks[first:], first):
         steady = number - first >= most
         if keep.slides_first:
             slots = slots[-(most - 1) :]
-        if number - first < whole:
+        if number - first < len(begun):
             source = begun[number - first]
         else:
             (source,) = passages.reader.prefill([chunk], _shown(passages, slots, keep))
@@ -162,9 +175,11 @@ def _walk(passages: Passages, most: int, keep: Keep) -> Iterator[Window]:
                 (source,) = passages.reader.prefill([passages.chunks[slots[i].number]], before)
                 slots[i] = Slot(slots[i].number, source, tuple(slot.number for slot in slots[:i]))
                 background += steady * len(passages.chunks[slots[i].number])
-    shown = tuple(_shown(passages, slots, keep))
     departed = tuple(_departed(passages, slots, i) for i in range(len(slots)))
-    yield Window(keep.name, shown, now / new, background / new, cached / new, departed)
+    for other in (keep, *others):
+        shown = tuple(_shown(passages, slots, other))
+        extra = other.lead + other.behind - keep.lead - keep.behind
+        yield Window(other.name, shown, now / new, background / new + extra, cached / new, departed)
 
 
 def _shown(passages: Passages, slots: Sequence[Slot], keep: Keep) -> list[Source]:
@@ -179,7 +194,9 @@ def _shown(passages: Passages, slots: Sequence[Slot], keep: Keep) -> list[Source
         elif exact:
             found.append(passages.stored(slot.number, exact, keep.size))
         elif keep.behind and _departed(passages, slots, i) > keep.above and slot.number >= keep.behind:
-            found.append(passages.stored(slot.number, keep.behind, keep.size))
+            stored = passages.stored(slot.number, keep.behind, keep.size)
+            weight = _departed(passages, slots, i) if keep.mixes else 1.0
+            found.append(passages.reader.mix(slot.source, stored, weight))
         else:
             found.append(slot.source)
     return found
