@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import stat
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from kamera import forks
 from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
 from kamera.content.naming import file_of, read_data_url
 from kamera.content.sizing import CELL, SIZES, Budget, size_of, sizes_of
@@ -241,40 +243,45 @@ def _decode(
         size = size_of(upright.size, sizes, "image", cell)
         return upright if size in (None, upright.size) else upright.resize(size)
 
-    def used() -> tuple[int, int]:
+    def used() -> tuple[int, int] | None:
         turned = image.getexif().get(_ORIENTATION) in _SIDEWAYS
         shape = (height, width) if turned else (width, height)
         size = size_of(shape, sizes, "image", cell) or (budget and budget.fit(*shape))
-        size = size or _within(*shape, limits.decoded)
-        return size[::-1] if turned else size
+        return size[::-1] if size and turned else size
 
-    if drafts:
-        image.draft("RGB", (2 * used()[0], 2 * used()[1]))
-    image.load()
-    return ImageOps.exif_transpose(_smaller(_eight_bits(image, name), used()))
+    with _one_at_a_time:
+        if drafts:
+            size = used() or _within(width, height, limits.decoded)
+            image.draft("RGB", (2 * size[0], 2 * size[1]))
+        image.load()
+        return ImageOps.exif_transpose(_smaller(_eight_bits(image, name), used(), limits.decoded))
 
 
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
+_one_at_a_time = forks.Lock()  # large pictures in many threads would be large together
 
 
 def _within(width: int, height: int, most: int) -> tuple[int, int]:
-    """The largest size of the same shape of at most ``most`` pixels."""
-    scale = (most / (width * height)) ** 0.5
-    return max(1, int(width * scale)), max(1, int(height * scale))
+    """The sides divided by the whole number that makes the area at most ``most`` pixels, 1 or more."""
+    factor = math.ceil(math.sqrt(width * height / most))
+    return -(-width // factor), -(-height // factor)
 
 
-def _smaller(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """A large picture in RGB and a small size: averaged to twice that, strip by strip, and then resized.
+def _smaller(image: Image.Image, size: tuple[int, int] | None, most: int) -> Image.Image:
+    """A large picture in RGB and a small ``size``: averaged to twice that, strip by strip, and then resized.
 
-    It keeps an EXIF orientation.
+    Without a size it is averaged to at most ``most`` pixels. It keeps an EXIF orientation.
     """
-    factor = max(1, min(image.width // size[0], image.height // size[1]) // 2)
+    if size is None:
+        factor = math.ceil(math.sqrt(image.width * image.height / most))
+    else:
+        factor = max(1, min(image.width // size[0], image.height // size[1]) // 2)
     rows = max(1, _STRIP // (image.width * factor)) * factor
     small = Image.new("RGB", (-(-image.width // factor), -(-image.height // factor)))
     for top in range(0, image.height, rows):  # all of it in three channels would be large
         strip = image.crop((0, top, image.width, min(image.height, top + rows))).convert("RGB")
         small.paste(strip.reduce(factor), (0, top // factor))
-    small = small.resize(size)
+    small = small if size is None else small.resize(size)
     small.info |= {entry: image.info[entry] for entry in _TURNS if entry in image.info}
     return small
 
@@ -293,11 +300,16 @@ def _eight_bits(image: Image.Image, name: str) -> Image.Image:
             raise UnreadableMedia(
                 f"{name} has floats from {low:g} to {high:g}, whose white is unknown: give 0 to 1, or 8 bits"
             )
-        return Image.fromarray(np.rint(values * 255).astype(np.uint8))
-    if not (low >= 0 and high <= 65535):
+        white = 1.0
+    elif not (low >= 0 and high <= 65535):
         raise UnreadableMedia(
             f"{name} has integers from {low:.0f} to {high:.0f}, whose white is unknown: "
             "give 0 to 65535, or 8 bits"
         )
-    white = 255 if image.mode == "I" and high <= 255 else 65535
-    return Image.fromarray(np.rint(values * (255 / white)).astype(np.uint8))
+    else:
+        white = 255.0 if image.mode == "I" and high <= 255 else 65535.0
+    out = np.empty(values.shape, np.uint8)
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        out[top : top + rows] = np.rint(values[top : top + rows] * (255 / white))
+    return Image.fromarray(out)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera.content import Clip, Conversations, load_image, read_video
-from kamera.content.sizing import fit, pixel_bounds
+from kamera.content import Clip, Conversations, MediaLimits, load_image, read_video
+from kamera.content.sizing import Budget, fit, pixel_bounds
 from kamera.content.video import load_clip
 from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, ModalityNotSupported, UnreadableMedia
@@ -178,6 +178,75 @@ def test_one_bound_moves_the_default_of_the_other():
     assert pixel_bounds({"max_pixels": 100}, "image", 28) == (100, 100)
     assert pixel_bounds({"min_pixels": 10**6}, "video", 28) == (10**6, 10**6)
     assert pixel_bounds({"min_pixels": 99}, "image", 28) == (99, 16384 * 28 * 28)
+
+
+# -- large pictures --------------------------------------------------------------------------------
+
+
+def smooth(width: int = 301, height: int = 199) -> Image.Image:
+    """A photograph's kind of picture: neighbours are alike."""
+    seed = np.random.default_rng(0).integers(0, 255, (7, 9, 3), dtype=np.uint8)
+    return Image.fromarray(seed).resize((width, height))
+
+
+def encoded(image: Image.Image, form: str, **options) -> bytes:
+    into = io.BytesIO()
+    image.save(into, form, **options)
+    return into.getvalue()
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_a_large_picture_gets_the_size_that_its_processor_uses(form, orientation):
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    data = encoded(smooth(), form, exif=exif)
+    budget, small = Budget(8, 64, 64 * 64), MediaLimits(decoded=10_000)
+    whole = load_image(data)
+    found = load_image(data, budget=budget, limits=small)
+    assert found.size == budget.fit(*whole.size) and found.mode == "RGB"
+    error = np.abs(np.asarray(found, float) - np.asarray(whole.resize(found.size), float))
+    assert error.mean() < 3
+    halved = load_image(data, limits=small)
+    assert halved.size == tuple(-(-side // 3) for side in whole.size)
+    assert load_image(data, budget=budget) == whole, "untouched within the bound"
+    asked = load_image(
+        {"image": data, "resized_width": 28, "resized_height": 56}, limits=small, budget=budget
+    )
+    assert asked.size == (28, 56)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "CMYK", "I;16", "I", "F"])
+def test_a_large_picture_of_any_mode_is_made_smaller(mode):
+    gray = smooth().convert("L")
+    wide = {
+        "I;16": lambda: Image.fromarray(np.asarray(gray, np.uint16) * 257),
+        "I": lambda: Image.fromarray(np.asarray(gray, np.int32) * 257),
+        "F": lambda: Image.fromarray(np.asarray(gray, np.float32) / 255),
+    }
+    image = wide[mode]() if mode in wide else smooth().convert(mode)
+    found = load_image(image, budget=Budget(8, 64, 64 * 64), limits=MediaLimits(decoded=10_000))
+    want = load_image(image).resize(found.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(found, float) - np.asarray(want, float)).mean() < (9 if mode == "1" else 4)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "TIFF"])
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(form):
+    data = encoded(smooth(), form)
+    with pytest.raises(UnreadableMedia, match="301 x 199 pixels, more than 50000"):
+        load_image(
+            data[: len(data) // 2 if form in ("PNG", "GIF") else None], limits=MediaLimits(picture=50_000)
+        )
+    with pytest.raises(UnreadableMedia, match="bytes, more than 99"):
+        load_image(data, limits=MediaLimits(file=99))
+    with pytest.raises(UnreadableMedia, match=r"bytes has \d+ bytes, more than 99"):
+        load_image(data, limits=MediaLimits(file=99))
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])
+def test_a_limit_is_a_whole_number(value):
+    with pytest.raises(ValueError, match="limit of a picture"):
+        MediaLimits(picture=value)
 
 
 # -- clips -----------------------------------------------------------------------------------------
