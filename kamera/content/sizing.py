@@ -1,12 +1,13 @@
 """Pixel budgets of chat items: `max_pixels` and related options, with their meaning in qwen-vl-utils.
 
 Sides become multiples of a cell (the pixels of one token: patch times merge), the aspect ratio is kept,
-the area stays within the bounds. Pillow resizes (bicubic), so that an item gives equal pixels everywhere.
+the area stays within the bounds: by the function of transformers' own Qwen2-VL processor. qwen-vl-utils has
+it, too, but imports torchvision at its door. Pillow resizes (bicubic), so that an item gives equal pixels
+everywhere.
 """
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ CELL = 28
 
 _LEAST = {"image": 4, "video": 128}  # tokens of a picture, of a frame: qwen-vl-utils' defaults
 _MOST = {"image": 16384, "video": 768}
-_LONGEST = 200  # times the shorter side
 
 
 def sizes_of(item: Mapping[str, Any], kind: str) -> dict[str, int]:
@@ -92,15 +92,14 @@ def fit(height: int, width: int, cell: int, least: int, most: int) -> tuple[int,
 
     A side is at least one cell, even beyond ``most``. Raises UnreadableMedia for a strip of a picture.
     """
-    if max(height, width) > _LONGEST * min(height, width):
-        raise UnreadableMedia(f"a picture of {width} x {height} pixels is a strip: cut it into pieces")
-    rows, columns = (max(cell, round(side / cell) * cell) for side in (height, width))
-    if rows * columns > most:
-        shrink = math.sqrt(height * width / most)
-        rows, columns = (max(cell, math.floor(side / shrink / cell) * cell) for side in (height, width))
-    elif rows * columns < least:
-        grow = math.sqrt(least / (height * width))
-        rows, columns = (math.ceil(side * grow / cell) * cell for side in (height, width))
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    try:
+        rows, columns = smart_resize(height, width, cell, least, most)
+    except ValueError:  # of one side 200 times as long as the other
+        raise UnreadableMedia(
+            f"a picture of {width} x {height} pixels is a strip: cut it into pieces"
+        ) from None
     return rows, columns
 
 
