@@ -11,7 +11,8 @@ from PIL import Image
 from torch import nn
 
 from kamera.content.chunk import POSITION_INPUTS, TOKEN_TYPES, Chunk
-from kamera.content.items import Turn, as_messages, as_turns, make_turns, text_turns
+from kamera.content.exclusive import exclusive_of
+from kamera.content.items import Turn, as_messages, as_turns, items_of, make_turns, text_turns
 from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import SIZES, check_sizes
@@ -92,7 +93,7 @@ class ChunkBuilder:
         other roles close that turn, and the chunk opens it again.
         """
         turns = as_turns(content)
-        items = [item for turn in turns for item in turn["content"]]
+        items = [item for turn in turns for item in items_of(turn)]
         if not items and not any(turn.keys() > {"role", "content"} for turn in turns):
             raise EmptyChunk(f"content {quote(content)} is empty: give text, an image or a video")
         if self.format is None:
@@ -107,7 +108,10 @@ class ChunkBuilder:
                 f"only, the content holds {sorted(set(media))}: "
                 + (self.format.lacks(media) or "use a vision-language backbone")
             )
-        turns = [{**turn, "content": self._load(turn["content"])} for turn in turns]
+        turns = [
+            turn if isinstance(turn["content"], str) else {**turn, "content": self._load(turn["content"])}
+            for turn in turns
+        ]
         return self._process(turns, fingerprint)
 
     def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
@@ -216,7 +220,7 @@ class ChunkBuilder:
         """Text of token ids, without special tokens; None without a tokenizer."""
         if self.format is None:
             return None
-        with self.format.exclusive:
+        with exclusive_of(self.format.tokenizer):
             return str(self.format.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _template_for(self, text: str) -> PromptFormat:
@@ -304,7 +308,7 @@ class ChunkBuilder:
 
     def _process(self, turns: list[Turn], fingerprint: str) -> Chunk:
         assert self.format is not None
-        items = [item for turn in turns for item in turn["content"]]
+        items = [item for turn in turns for item in items_of(turn)]
         prompt = self.format.chunk(turns)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
         images = [i["image"] for i in items if i["type"] == "image"]

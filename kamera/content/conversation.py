@@ -1,28 +1,39 @@
-"""Conversations: messages to the tokens of the model's own chat template, cut into segments."""
+"""Conversations: messages to the tokens of the model's own chat template, cut into segments.
+
+The template renders the whole history once, and once more with marks in its texts: without the marks it must
+be the same text, and so the marks tell where each message stands. What the processor writes for each picture
+and clip is put in the place of its placeholder, and the whole is tokenised at once, as the processor does.
+Borders are those of tokens next to the characters where messages, pictures and clips begin and end.
+"""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from kamera import forks
 from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders, turn_borders
 from kamera.content.gear import candidates
-from kamera.content.media_tokens import MediaTokens, ProcessedMedia, expand
+from kamera.content.items import texts_of
+from kamera.content.media_tokens import MediaTokens, MediaPlace, ProcessedMedia
+from kamera.content.plain import encode
 from kamera.content.prefix import common_prefix
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind, segment_id
 from kamera.content.template import ChatTemplate, Message, media_items
-from kamera.errors import ModalityNotSupported, NotSegmentable
-from kamera.ops import digest
+from kamera.errors import ModalityNotSupported, NotSegmentable, UnsafeText, WindowFull
 
-_COUNTED = 1 << 16
-"""Beginnings of conversations whose turns are remembered."""
+_SLICE = 1 << 16
+"""Characters of a long text that are tokenised at once, to see whether it is too long."""
+
+_SLACK = 16
+"""Tokens that two slices of a text may have more than the text."""
 
 
 class Conversations:
@@ -30,38 +41,58 @@ class Conversations:
 
     The tokens equal those of ``apply_chat_template`` with the processor over the whole conversation. They
     are cut at turns, around each picture and clip, and in long text where its content says (`gear`), so that
-    equal content is an equal segment at every position. ``longest`` bounds the tokens of a text segment.
-    Threads may share one: they render one after another. Raises ProcessorRequired without a chat template.
+    equal content is an equal segment at every position. ``longest`` bounds the tokens of a text segment,
+    ``most`` those of a conversation: one that is much longer is refused before it is tokenised whole. Threads
+    may share one, and do not wait for each other. Raises ProcessorRequired without a chat template.
     """
 
-    def __init__(self, processor: Any, *, longest: int = LONGEST) -> None:
+    def __init__(self, processor: Any, *, longest: int = LONGEST, most: int | None = None) -> None:
         if longest < 1:
             raise ValueError(f"longest={longest}: a segment holds at least one token")
         self._template = ChatTemplate(processor)
         self._opener = self._template.opener
         self._media = MediaTokens(self._template)
-        self._longest = longest
-        self._lock = forks.Lock()
-        self._mixtures: set[tuple[str, ...]] = set()
-        self._turns: dict[str, int | None] = {}
+        self._longest, self._most = longest, most
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
         """The conversation with the generation prompt.
 
         Raises ModalityNotSupported for messages that the template or media that the processor refuses, and
-        for tools, tool calls or roles that the template leaves out, NotSegmentable if media give other tokens
-        together than alone, UnsafeText for text that spells a special token, UnreadableMedia for media that
-        cannot be read, `ValueError` for no messages.
+        for tools, tool calls, roles or media that the template leaves out, NotSegmentable if the processor
+        gives other tokens for the whole than for its parts, UnsafeText for text that spells a special token,
+        UnreadableMedia for media that cannot be read, WindowFull for more than ``most`` tokens, `ValueError`
+        for no messages.
         """
         if not messages:
             raise ValueError("a conversation of no messages: give at least one")
-        with self._lock:
-            return self._render_locked(messages, tools)
+        template = self._template
+        items = [(number, item) for number, message in enumerate(messages) for item in media_items([message])]
+        written = template.write(messages)
+        text = template.apply(written, tools, generation=True)
+        self._check_length(text)
+        template.check(messages, tools)
+        template.check_text(messages)
+        history = template.apply(written, tools, generation=False)
+        marked = _find_marks(template, written, tools, text)
+        self._check_joints(text, marked, written)
+        media = self._media.process([item for _, item in items])
+        whole, places = self._media.insert(text, media)
+        tokens = _Tokens.of(template, whole, special=template.adds_special(text))
+        if places and not self._media.tells:
+            self._check_whole(text, [item for _, item in items], tokens)
+        end = len(history) if text.startswith(history) else common_prefix(text, history)
+        stable = tokens.holding(_moved(end, places))
+        spans = _spans(text, marked, [(items[place.number][0], place.written) for place in places])
+        turns = [
+            (tokens.first(_moved(start, places)), span)
+            for start, span in self._turns(messages, text[:end], spans)
+        ]
+        owners = [*{start: (start, span) for start, span in turns if start < stable}.values()]
+        return self._cut(messages, text, tokens, stable, owners, media, places)
 
     def media(self, item: Mapping[str, Any]) -> ProcessedMedia:
-        """Tokens, pixels and digest of a picture or video item of a message."""
-        with self._lock:
-            return self._media.process_item(item)
+        """What the processor makes of a picture or video item of a message, alone in a prompt."""
+        return self._media.process([item])[0]
 
     def whole(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
@@ -71,11 +102,12 @@ class Conversations:
         Nothing is cut and no text is checked: special tokens spelt in text count as tokens. Raises
         ModalityNotSupported and UnreadableMedia as `render` does.
         """
-        items = self._template.check(messages, tools)
-        text = self._template.render(messages, tools=tools, generation=True)
+        self._template.check(messages, tools)
+        text, items = self._template.render(messages, tools=tools, generation=True), media_items(messages)
         if not items:
-            return {"input_ids": torch.tensor([self._template.tokenize(text)], dtype=torch.int64)}
-        return self._media.process_prompt(text, items)
+            ids = self._template.ids(text, special=self._template.adds_special(text))
+            return {"input_ids": torch.tensor([ids], dtype=torch.int64)}
+        return self._media.prompt(text, items)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of text inside a message."""
@@ -85,157 +117,152 @@ class Conversations:
         """The text of tokens, special ones included."""
         return self._template.decode(ids)
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------
 
-    def _render_locked(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Rendered:
-        items = self._template.check(messages, tools)
-        self._template.check_text(messages)
-        media = [self.media(item) for item in items]
-        prompt_ids, history_ids = (self._tokens(messages, tools, generation=g) for g in (True, False))
-        placeholders = {kind: self._template.placeholder_id(kind) for kind in self._template.kinds}
-        ids, spans = expand(prompt_ids, placeholders, media)
-        common = common_prefix(prompt_ids, history_ids)
-        media_count = sum(map(set(placeholders.values()).__contains__, prompt_ids[:common]))
-        stable = common + sum(len(m.ids) - 1 for m in media[:media_count])
-        if media:
-            self._check_together(messages, tools, media, ids)
-        owners = self._owners(messages, tools, ids, stable)
-        turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
-        tags, close_starts = self._tags(ids, turns, owners, messages)
-        texts, pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, close_starts)
-        segments = tuple([self._segment(ids, *piece, owners, messages) for piece in pieces])
-        return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags, texts)
+    def _check_length(self, text: str) -> None:
+        """Raise WindowFull for a text of more than ``most`` tokens; not much more of it is tokenised.
+
+        A picture's placeholder counts as one.
+        """
+        if self._most is None or len(text) <= self._most:
+            return
+        count = 0
+        for start in range(0, len(text), _SLICE):
+            count += len(self._template.ids(text[start : start + _SLICE])) - _SLACK
+            if count > self._most:
+                raise WindowFull(
+                    f"the prompt has more than {count} positions, this model {self._most}: remove messages, "
+                    "or give the session an edit policy that does"
+                )
+
+    def _check_joints(self, text: str, marked: _Marked | None, written: Sequence[Message]) -> None:
+        """Raise UnsafeText if texts that are none spell a special token where they meet."""
+        if marked is not None:
+            same = self._template.plain.spelt(text) == self._template.plain.spelt(marked.text)
+        else:
+            joined = ["".join(texts_of(message)) for message in written]
+            same = all(map(self._template.plain.is_plain, joined))
+        if not same:
+            raise UnsafeText("texts of the conversation spell a special token where they meet: take it out")
+
+    def _check_whole(self, text: str, items: Sequence[Mapping[str, Any]], tokens: _Tokens) -> None:
+        """Raise NotSegmentable unless a processor of unknown ways makes these tokens of the whole prompt."""
+        made = self._media.prompt(text, items)["input_ids"].reshape(-1).tolist()
+        if made != tokens.ids:
+            name = type(self._template.processor).__name__
+            raise NotSegmentable(
+                f"{name} makes other tokens of the whole prompt than of its texts, pictures and clips: send "
+                "this conversation uncached"
+            )
 
     # -- cutting -------------------------------------------------------------------------------
 
-    def _pieces(
+    def _cut(
         self,
-        ids: list[int],
-        stable: int,
-        media: list[tuple[tuple[int, int], ProcessedMedia]],
-        owners: list[tuple[int, tuple[int, int]]],
-        close_starts: set[int],
-    ) -> tuple[tuple[Extent, ...], list[tuple[int, int, ProcessedMedia | None]]]:
-        """The texts, and the segments of texts and media."""
-        borders = {0, stable, *(start for start, _ in owners if start < stable), *close_starts}
-        media_by_start: dict[int, ProcessedMedia] = {}
-        for (start, stop), item in media:
-            prefix, suffix = self._template.wrapper(item.kind)
-            if prefix and ids[start - len(prefix) : start] == prefix:
-                start -= len(prefix)
-            if suffix and ids[stop : stop + len(suffix)] == suffix:
-                stop += len(suffix)
-            # no border falls inside a picture's span
-            borders = {b for b in borders if not start < b < stop} | {start, min(stop, stable)}
-            media_by_start[start] = item
-        out: list[tuple[int, int, ProcessedMedia | None]] = []
-        places = candidates(np.asarray(ids, np.uint32), EXPONENT, "high").tolist()
-        shortest = min(SHORTEST, self._longest)
-        extents = list(pairwise(sorted(borders)))
-        for start, stop in extents:
-            media_here = media_by_start.get(start)
-            cuts = (
-                []
-                if media_here
-                else text_borders(places, start, stop, shortest=shortest, longest=self._longest)
-            )
-            out.extend([(a, b, media_here) for a, b in pairwise([start, *cuts, stop])])
-        return tuple([extent for extent in extents if extent[0] not in media_by_start]), out
-
-    def _segment(
-        self,
-        ids: list[int],
-        start: int,
-        stop: int,
-        media: ProcessedMedia | None,
-        owners: list[tuple[int, tuple[int, int]]],
         messages: Sequence[Message],
-    ) -> Segment:
-        at = bisect_right(owners, start, key=itemgetter(0))
-        owner = owners[at - 1][1] if at else (0, 0)
-        role = str(messages[owner[0]].get("role", "")) if owner[0] < owner[1] else ""
-        kind: SegmentKind = "text" if media is None else "image" if media.kind == "image" else "video"
-        media_digest = None if media is None else media.digest
-        name = segment_id(role, kind, media_digest, ids[start:stop])
-        return Segment(name, start, stop, kind, role, owner, media_digest)
+        text: str,
+        tokens: _Tokens,
+        stable: int,
+        owners: list[tuple[int, tuple[int, int]]],
+        media: Sequence[ProcessedMedia],
+        places: Sequence[MediaPlace],
+    ) -> Rendered:
+        ids = tokens.ids
+        types = self._template.token_types(ids, self._media.types) if media else {}
+        tensors = {name: torch.tensor(values, dtype=torch.int64) for name, values in types.items()}
+        extents = self._media_extents(text, tokens, places, tensors, stable)
+        turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
+        tags, close_starts = self._tags(ids, turns, owners, messages)
+        borders = {0, stable, *(start for start, _ in owners), *close_starts}
+        # no border falls inside a picture's span
+        inner = {b for start, stop in extents for b in range(start + 1, stop)}
+        borders = borders - inner | {min(edge, stable) for extent in extents for edge in extent}
+        media_at = {start: media[place.number] for (start, _), place in zip(extents, places, strict=True)}
+        cuts = candidates(np.asarray(ids, np.uint32), EXPONENT, "high").tolist()
+        shortest, texts, segments = min(SHORTEST, self._longest), list[Extent](), list[Segment]()
+        for start, stop in pairwise(sorted(borders)):
+            one = media_at.get(start)
+            # of a span that begins with another message's token, the message that it ends in
+            at = bisect_right(owners, start if one is None else stop - 1, key=itemgetter(0))
+            owner = owners[at - 1][1] if at else (0, 0)
+            parts = [start, stop]
+            if one is None:
+                texts.append((start, stop))
+                inner_cuts = text_borders(cuts, start, stop, shortest=shortest, longest=self._longest)
+                parts = [start, *inner_cuts, stop]
+            segments += [_segment(ids, *part, one, owner, messages) for part in pairwise(parts)]
+        return Rendered(
+            torch.tensor(ids, dtype=torch.int64),
+            tuple(segments),
+            stable,
+            turns,
+            tags,
+            tuple(texts),
+            media={one.digest: one for one in media},
+            types=tensors,
+        )
 
-    # -- messages of a turn --------------------------------------------------------------------
-
-    def _owners(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int], stable: int
+    def _turns(
+        self, messages: Sequence[Message], text: str, spans: Sequence[_Span]
     ) -> list[tuple[int, tuple[int, int]]]:
-        """Starts of turns with the messages they render; messages that share a turn share its span."""
-        begins = turn_borders(ids, self._opener, 0, stable)
-        whole = [(0, (0, len(messages)))]
-        if not begins:
-            return self._by_prefix(messages, tools, ids) or whole
-        counts = self._counts(messages, tools)
-        if counts[-1] != len(begins) or any(c is None for c in counts):
-            return whole
-        totals = [c for c in counts if c is not None]
-        if any(a > b for a, b in pairwise(totals)) or totals[0] == 0:
-            return whole
-        owners: list[tuple[int, tuple[int, int]]] = [(0, (0, 0))] if begins[0] > 0 or totals[0] > 1 else []
-        first = totals[0] - 1  # turns before the first message's are the template's own
-        turn, message = first, 0
-        while message < len(messages):
-            last = message + 1
-            while last < len(messages) and totals[last] == totals[message]:
-                last += 1  # rendered into the turn that is open
-            owners.append((begins[turn], (message, last)))
-            turn, message = totals[last - 1], last
-        return owners
+        """Where turns begin in the template's text, with the messages that they render.
 
-    def _by_prefix(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int]
-    ) -> list[tuple[int, tuple[int, int]]]:
-        """Starts of turns for a template without an opening token: lengths of prefixes of messages.
-
-        Text only; a conversation with media is not cut.
+        A turn begins with the template's opening token, or where the text that closes the one before ends.
+        Where neither is found between two messages, they share a turn.
         """
-        if media_items(messages):
-            return []
-        owners = []
-        begin, first = 0, 0
-        for i in range(1, len(messages)):
-            try:
-                part = self._tokens(messages[:i], tools)
-            except ModalityNotSupported:
-                continue  # not a conversation by itself: merged with the next message
-            if part and ids[: len(part)] == part:
-                owners.append((begin, (first, i)))
-                begin, first = len(part), i
-        return [*owners, (begin, (first, len(messages)))]
+        word = "" if self._opener is None else self._template.decode([self._opener])
+        begins, end, behind, space_behind = list[tuple[int, int]](), 0, 0, ""
+        for span in [*spans, _Span(len(messages), len(messages), len(text), len(text), "")]:
+            glue, is_last = text[end : span.start], span.first == len(messages)
+            starts = [end + match.start() for match in re.finditer(re.escape(word), glue)] if word else []
+            hidden = span.first - behind  # messages without a text of their own
+            count = hidden + (not is_last)
+            if not begins:  # the template may open turns of its own before
+                starts = starts[-count:] or [0]
+            if word and len(starts) == count:
+                begins += zip(starts, range(behind, span.first + 1), strict=False)
+            elif not begins:
+                begins.append((starts[-1], 0))
+            elif not is_last and starts:
+                begins.append((starts[-1], span.first))
+            elif not (is_last or word or hidden):
+                closing = self._template.closing(str(messages[span.first - 1].get("role", "")))
+                ends = (f"{space}{closing}" for space in (space_behind, "") if closing is not None)
+                begins += [
+                    (end + len(text_end), span.first) for text_end in ends if glue.startswith(text_end)
+                ][:1]
+            end, behind, space_behind = span.stop, span.last, span.space
+        bounds = [*begins, (len(text), len(messages))]
+        turns = [(start, (first, last)) for (start, first), (_, last) in pairwise(bounds)]
+        return turns if turns[0][0] == 0 else [(0, (0, 0)), *turns]
 
-    def _counts(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int | None]:
-        """Turns that the first messages open, by their number; None if the template refuses them alone."""
-        counts, key = list[int | None](), repr(tools)
-        for last, message in enumerate(messages, 1):
-            key = digest("turns", key, repr(self._shape(message)))
-            if key not in self._turns:
-                if len(self._turns) >= _COUNTED:
-                    self._turns.clear()
-                try:
-                    self._turns[key] = self._tokens(messages[:last], tools).count(self._opener or -1)
-                except ModalityNotSupported:
-                    self._turns[key] = None
-            counts.append(self._turns[key])
-        return counts
-
-    @staticmethod
-    def _shape(message: Message) -> dict[str, Any]:
-        content = message.get("content")
-        if isinstance(content, str) or content is None:
-            return dict(message)
-        return {**message, "content": [i.get("text", i.get("type")) for i in content]}
-
-    # -- tokens of the template and the tokenizer ----------------------------------------------
-
-    def _tokens(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation: bool = False
-    ) -> list[int]:
-        text = self._template.render(messages, tools=tools, generation=generation)
-        return self._template.tokenize(text)
+    def _media_extents(
+        self,
+        text: str,
+        tokens: _Tokens,
+        places: Sequence[MediaPlace],
+        types: Mapping[str, torch.Tensor],
+        stable: int,
+    ) -> list[Extent]:
+        """The tokens of each of the media, with its wrapper, and with those that it shares with the text."""
+        kinds = torch.stack([*types.values()]).amax(0).tolist() if types else [0] * len(tokens.ids)
+        wrappers = {
+            self._template.placeholder(kind): self._template.wrapper(kind) for kind in self._template.kinds
+        }
+        extents, end = list[Extent](), 0
+        for _, written, whole in places:
+            prefix, suffix = wrappers[text[slice(*written)]]
+            before = len(prefix) if text.endswith(prefix, 0, written[0]) else 0
+            behind = len(suffix) if text.startswith(suffix, written[1]) else 0
+            start, stop = max(end, tokens.holding(whole[0] - before)), tokens.first(whole[1] + behind)
+            # tokens of a wrapper that the model treats as the picture's
+            while start > end and kinds[start - 1]:
+                start -= 1
+            while stop < stable and kinds[stop]:
+                stop += 1
+            extents.append((start, stop))
+            end = stop
+        return extents
 
     def _tags(
         self,
@@ -263,25 +290,181 @@ class Conversations:
                     close_starts.add(close)
         return tuple(tags), close_starts
 
-    def _check_together(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] | None,
-        media: list[ProcessedMedia],
-        ids: list[int],
-    ) -> None:
-        """Check, once for each mixture of media, that the processor gives equal tokens for all and for each.
 
-        Raises NotSegmentable if it does not: no chunk of such a prompt has KV of its own.
-        """
-        mixture = tuple(sorted({f"{m.kind} {len(m.ids)}" for m in media}))
-        if mixture in self._mixtures:
-            return
-        text = self._template.render(messages, tools=tools, generation=True)
-        whole = self._media.process_prompt(text, media_items(messages))
-        if whole["input_ids"][0].tolist() != ids:
-            raise NotSegmentable(
-                f"{type(self._template.processor).__name__} makes other tokens of {len(media)} pictures and "
-                "clips together than of each alone: send pictures of one size, or this conversation uncached"
-            )
-        self._mixtures.add(mixture)
+def _segment(
+    ids: list[int],
+    start: int,
+    stop: int,
+    media: ProcessedMedia | None,
+    owner: tuple[int, int],
+    messages: Sequence[Message],
+) -> Segment:
+    role = str(messages[owner[0]].get("role", "")) if owner[0] < owner[1] else ""
+    kind: SegmentKind = "text" if media is None else "image" if media.kind == "image" else "video"
+    media_digest = None if media is None else media.digest
+    name = segment_id(role, kind, media_digest, ids[start:stop])
+    return Segment(name, start, stop, kind, role, owner, media_digest)
+
+
+# -- places of messages ------------------------------------------------------------------------
+
+
+class _Marked(NamedTuple):
+    """A rendering with marks, and where they stand in it without them.
+
+    Of each the message, the place, and the white space that the message's text has behind it there.
+    """
+
+    text: str
+    places: list[tuple[int, int, str]]
+
+
+class _Span(NamedTuple):
+    """Messages ``first`` to ``last - 1``, and the characters of their own texts and media in the rendering.
+
+    ``space`` is the white space with which the last text ends, which a template may cut off.
+    """
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    space: str
+
+
+def _find_marks(
+    template: ChatTemplate, written: Sequence[Message], tools: Sequence[Any] | None, text: str
+) -> _Marked | None:
+    """The rendering with marks in the texts of messages; None if no mark leaves the rest as it is.
+
+    Marks stand around each text, or in its midst for a template that asks what a text begins or ends with.
+    """
+    word = "KAMERA"
+    while word in text:
+        word += "X"
+    for around in (True, False):
+        marks = list[tuple[int, str]]()
+        marked = [
+            _mark(message, number, word, marks, around=around) for number, message in enumerate(written)
+        ]
+        try:
+            rendered = template.apply(marked, tools, generation=True)
+        except ModalityNotSupported:
+            continue
+        pieces = re.split(f"{word}(\\d{{7}})Z", rendered)
+        if "".join(pieces[::2]) != text:
+            continue
+        places, at = list[tuple[int, int, str]](), 0
+        for piece, mark in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+            at += len(piece)
+            if mark is not None:
+                number, space = marks[int(mark)]
+                places.append((number, at, space))
+        return _Marked(rendered, places)
+    return None
+
+
+def _mark(
+    message: Message, number: int, word: str, marks: list[tuple[int, str]], *, around: bool
+) -> dict[str, Any]:
+    """The message with marks in its texts, or else in the name of its first call; ``marks`` grow."""
+
+    def mark(text: str) -> str:
+        core = text.strip()
+        if not core:
+            return text
+        start = text.index(core)
+        stop = start + len(core)
+        places = [start, stop] if around else [start + len(core) // 2]
+        signs = [f"{word}{len(marks) + i:07d}Z" for i in range(len(places))]
+        marks.extend((number, text[stop:] if place == stop else "") for place in places)
+        edges = pairwise([0, *places, len(text)])
+        return "".join(
+            part for (a, b), sign in zip(edges, [*signs, ""], strict=True) for part in (text[a:b], sign)
+        )
+
+    content, calls, before = message.get("content"), message.get("tool_calls"), len(marks)
+    out = dict(message)
+    if isinstance(content, str):
+        out["content"] = mark(content)
+    elif isinstance(content, list):
+        out["content"] = [{**i, "text": mark(i["text"])} if i["type"] == "text" else i for i in content]
+    if len(marks) == before and calls and isinstance(calls[0], Mapping):
+        function = calls[0].get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            call = {**calls[0], "function": {**function, "name": mark(function["name"])}}
+            out["tool_calls"] = [call, *calls[1:]]
+    return out
+
+
+def _spans(text: str, marked: _Marked | None, media: Sequence[tuple[int, tuple[int, int]]]) -> list[_Span]:
+    """Where messages stand, in order; ``media`` are messages and characters of placeholders.
+
+    Messages whose texts are not one behind the other share a span. Those without text or media have none.
+    """
+    spans = dict[int, _Span]()
+    marks = [] if marked is None else marked.places
+    for number, start, stop, space in (
+        *((number, at, at, space if text.startswith(space, at) else "") for number, at, space in marks),
+        *((number, *place, "") for number, place in media),
+    ):
+        span = spans.setdefault(number, _Span(number, number + 1, start, stop, space))
+        last = max(span, _Span(number, number + 1, start, stop, space), key=lambda one: one.stop)
+        spans[number] = last._replace(start=min(span.start, start))
+    out = list[_Span]()
+    for _, span in sorted(spans.items()):
+        while out and span.start < out[-1].stop:
+            before = out.pop()
+            last = max(before, span, key=lambda one: one.stop)
+            span = _Span(before.first, span.last, min(before.start, span.start), last.stop, last.space)
+        out.append(span)
+    return out
+
+
+def _moved(at: int, places: Sequence[MediaPlace]) -> int:
+    """Where a character of the template's text stands in the whole text."""
+    number = bisect_right(places, at, key=lambda place: place.written[1])
+    return at if not number else at - places[number - 1].written[1] + places[number - 1].whole[1]
+
+
+class _Tokens(NamedTuple):
+    """Token ids, and the characters ``[starts, ends)`` of each."""
+
+    ids: list[int]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, template: ChatTemplate, text: str, *, special: bool) -> _Tokens:
+        """Those of a rendered text."""
+        ids, offsets = encode(template.tokenizer, text, special=special)
+        if offsets is None:
+            offsets = _between_words(template, text, ids)
+        pairs = np.array(offsets, np.int64).reshape(-1, 2)
+        return cls(ids, *np.maximum.accumulate(pairs, axis=0).T)  # tokens that are added have none
+
+    def holding(self, at: int) -> int:
+        """The first token that ends behind a character's start."""
+        return int(np.searchsorted(self.ends, at, "right"))
+
+    def first(self, at: int) -> int:
+        """The first token that begins at a character, or behind it: a token that holds more stays whole."""
+        token = self.holding(at)
+        while token < len(self.ids) and self.starts[token] < at:
+            token += 1
+        return token
+
+
+def _between_words(template: ChatTemplate, text: str, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Characters of tokens by the special tokens that text and ids share; those between share theirs."""
+    plain = template.plain
+    words = [] if plain.words is None else [match.span() for match in plain.words.finditer(text)]
+    at = [i for i, token in enumerate(ids) if token in plain.guards]
+    at = at[len(at) - len(words) :]  # the tokenizer may add some in front
+    if [plain.guards[ids[i]] for i in at] != [text[slice(*span)] for span in words]:
+        at, words = [], []
+    offsets = list[tuple[int, int]]()
+    for token, span in zip([*at, len(ids)], [*words, (len(text), len(text))], strict=True):
+        end = offsets[-1][1] if offsets else 0
+        offsets += [(end, span[0])] * (token - len(offsets)) + [span]
+    return offsets[:-1]

@@ -23,12 +23,12 @@ _KINDS = ("text", "image", "video", "image_url", "video_url")
 
 
 Turn = dict[str, Any]
-"""A message: "role", "content" (a list of content items), and other entries that a template reads."""
+"""A message: "role", "content" (text as it was given, or a list of items), other entries for a template."""
 
 
 def make_turns(role: str, text: str) -> list[Turn]:
     """One turn of text."""
-    return [{"role": role, "content": [{"type": "text", "text": text}]}]
+    return [{"role": role, "content": text}]
 
 
 def as_messages(content: Any) -> list[Mapping[str, Any]] | None:
@@ -75,17 +75,26 @@ def as_turns(content: Any) -> list[Turn]:
     messages = as_messages(content)
     if messages is None:
         return [{"role": "user", "content": _items(content)}]
-    contents = [message.get("content") for message in messages]
+    contents = ["" if message.get("content") is None else message["content"] for message in messages]
     return [
-        {**message, "content": [] if content is None else _items(content, names=False)}
+        {**message, "content": content if isinstance(content, str) else _items(content, names=False)}
         for message, content in zip(messages, contents, strict=True)
     ]
+
+
+def items_of(turn: Turn) -> list[dict[str, Any]]:
+    """The content of a turn as items; none of an empty text."""
+    content = turn["content"]
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    items: list[dict[str, Any]] = content
+    return items
 
 
 def text_turns(messages: Sequence[Mapping[str, Any]], place: str) -> list[Turn]:
     """Messages as turns of text alone. Raises ModalityNotSupported for media, naming the ``place``."""
     turns = as_turns(messages)
-    media = sorted({i["type"] for turn in turns for i in turn["content"]} - {"text"})
+    media = sorted({i["type"] for turn in turns for i in items_of(turn)} - {"text"})
     if media:
         raise ModalityNotSupported(
             f"a {place} holds {media}: it is text, append pictures and videos as chunks"

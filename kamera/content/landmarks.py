@@ -32,7 +32,11 @@ class LandmarkReader:
         template = ChatTemplate(processor)
         self._opener = template.opener
         kinds = {kind: template.ids(template.placeholder(kind)) for kind in template.kinds}
-        self._media = {ids[0]: template.wrapper(kind) for kind, ids in kinds.items() if len(ids) == 1}
+        self._media = {
+            ids[0]: tuple(map(template.ids, template.wrapper(kind)))
+            for kind, ids in kinds.items()
+            if len(ids) == 1
+        }
 
     def of(self, ids: Sequence[int]) -> Landmarks:
         """The landmarks of ``ids`` ``[tokens]``. Tokens between a media's wrappers are one span."""

@@ -1,12 +1,14 @@
-"""Untrusted text to tokens: its words never end a turn and never become a picture's placeholder.
+"""Text to tokens: trusted text with its special tokens, and untrusted text without.
 
-Captions, tool results and questions hold text from cameras, web pages and users. A tokenizer reads
-"<|im_start|>" in them as the token that opens a turn. Such text is tokenised separately, without the
-guarded tokens; an unused special token replaces it while the chat template is rendered and tokenised.
+Captions, tool results and questions hold text from cameras, web pages and users: its words never end a turn
+and never become a picture's placeholder. A tokenizer reads "<|im_start|>" in them as the token that opens a
+turn. A conversation refuses such text; a window tokenises it separately, without the guarded tokens, while an
+unused special token stands for it in the rendered chat template.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +19,38 @@ from kamera.content.chunk import TOKEN_TYPES
 from kamera.content.exclusive import exclusive_of
 from kamera.errors import UnsafeText, quote
 from kamera.forks import lazy
+
+Offsets = list[tuple[int, int]]
+"""Characters ``[start, stop)`` of each token."""
+
+
+def encode(tokenizer: Any, text: str, *, special: bool = False) -> tuple[list[int], Offsets | None]:
+    """Ids of trusted text, and its tokens' characters if the tokenizer tells them.
+
+    ``special`` lets the tokenizer add its own tokens. A fast tokenizer that neither truncates nor pads is
+    called below transformers, whose calls write settings into it: threads need not wait for each other.
+    """
+    backend = _backend(tokenizer)
+    if backend is not None:
+        encoding = backend.encode(text, add_special_tokens=special)
+        return encoding.ids, encoding.offsets
+    with exclusive_of(tokenizer):  # called by two threads at once, a fast one raises "Already borrowed"
+        tells = bool(getattr(tokenizer, "is_fast", False))
+        made = tokenizer(
+            text, add_special_tokens=special, **({"return_offsets_mapping": True} if tells else {})
+        )
+    return list(made["input_ids"]), [*made["offset_mapping"]] if tells else None
+
+
+def _backend(tokenizer: Any) -> Any | None:
+    from transformers import PreTrainedTokenizerFast
+
+    stock = isinstance(tokenizer, PreTrainedTokenizerFast)
+    if not stock or type(tokenizer)._encode_plus is not PreTrainedTokenizerFast._encode_plus:
+        return None
+    backend = tokenizer.backend_tokenizer
+    settings = backend.truncation, backend.padding, backend.encode_special_tokens
+    return backend if settings == (None, None, False) and not tokenizer.split_special_tokens else None
 
 
 class PlainText:
@@ -30,8 +64,6 @@ class PlainText:
         self._tokenizer = tokenizer
         self._media = {token for token in media if token is not None}
         self._wrapping = wrapping
-        # a fast tokenizer called by two threads at once raises "Already borrowed"
-        self._exclusive = exclusive_of(tokenizer)
 
     @lazy
     def guards(self) -> dict[int, str]:
@@ -43,22 +75,36 @@ class PlainText:
         ids = (special | self._media | wrapping) - {words.unk_token_id, None}
         return {i: str(words.convert_ids_to_tokens(i)) for i in sorted(ids)}
 
-    def tokens(self, text: str, **options: Any) -> list[int]:
+    @lazy
+    def words(self) -> re.Pattern[str] | None:
+        """Finds guarded words; None if text may give a guarded token in which no such word is."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        as_written = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "normalizer", "") is None
+        whole = all(i in added and (as_written or not added[i].normalized) for i in self.guards)
+        words = sorted(map(re.escape, self.guards.values()), key=len, reverse=True)
+        return re.compile("|".join(words)) if whole and words else None
+
+    def tokens(self, text: str) -> list[int]:
         """Ids of trusted text: special tokens in it count."""
-        if not text:
-            return []
-        with self._exclusive:
-            return list(self._tokenizer(text, **{"add_special_tokens": False, **options})["input_ids"])
+        return encode(self._tokenizer, text)[0] if text else []
 
     def is_plain(self, text: str) -> bool:
         """True if the tokenizer reads no part of ``text`` as a guarded token."""
+        if self.words is not None and not self.words.search(text):
+            return True
         return self.guards.keys().isdisjoint(self.tokens(text))
+
+    def spelt(self, text: str) -> list[str]:
+        """The guarded words of a trusted text, in order."""
+        if self.words is not None:
+            return self.words.findall(text)
+        return [self.guards[i] for i in self.tokens(text) if i in self.guards]
 
     def escape(self, text: str) -> list[int]:
         """Ids of ``text``, none of them guarded. Raises UnsafeText if the tokenizer has no such ids."""
-        ids = self.tokens(text, split_special_tokens=True)
+        ids = self._split(text)
         if not self.guards.keys().isdisjoint(ids):
-            ids = [i for piece in self._pieces(text) for i in self.tokens(piece, split_special_tokens=True)]
+            ids = [i for piece in self._pieces(text) for i in self._split(piece)]
         words = [self.guards[i] for i in ids if i in self.guards]
         if words:
             raise UnsafeText(
@@ -69,8 +115,7 @@ class PlainText:
 
     def unused_special_token(self, written: str) -> str:
         """A special token that ``written`` does not use. Raises UnsafeText without one."""
-        with self._exclusive:
-            own = set(self._tokenizer("")["input_ids"])  # tokens that the tokenizer adds by itself
+        own = set(encode(self._tokenizer, "", special=True)[0])  # tokens that the tokenizer adds by itself
         tokens = getattr(self._tokenizer, "added_tokens_decoder", {})
         for i, word in self.guards.items():
             token = tokens.get(i)
@@ -101,6 +146,15 @@ class PlainText:
                 old = torch.as_tensor(out[name]).reshape(-1)
                 out[name] = torch.where(source < 0, 0, old[source.clamp_min(0)])
         return torch.cat([*pieces, ids[start:]]), out
+
+    @lazy
+    def _own(self) -> Any:
+        """A copy that splits special tokens: the setting would reach other threads' calls."""
+        return copy.deepcopy(self._tokenizer)
+
+    def _split(self, text: str) -> list[int]:
+        with exclusive_of(self._tokenizer):
+            return list(self._own(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     def _pieces(self, text: str) -> list[str]:
         """``text`` cut inside of every guarded word."""

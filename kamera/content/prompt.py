@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content.items import Turn, check_role, make_turns, strings_in
+from kamera.content.items import Turn, check_role, items_of, make_turns, strings_in
 from kamera.content.prefix import common_prefix
 from kamera.content.template import ChatTemplate, missing_text_error
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnsafeText, quote
@@ -83,7 +83,7 @@ class PromptFormat(ChatTemplate):
                     f"{', '.join(map(str, rest))[:80]} of a {turn['role']} message spells a special token: "
                     "take it out"
                 )
-        parts = [item.get("text") for turn in turns for item in turn["content"]]
+        parts = [item.get("text") for turn in turns for item in items_of(turn)]
         texts = tuple(text for text in parts if text)
         if self.plain.is_plain("".join(texts)):
             return PromptText(render(list(turns)))
@@ -91,7 +91,7 @@ class PromptFormat(ChatTemplate):
         return PromptText(render([_with_text(turn, word) for turn in turns]), word, texts)
 
     def _turn_text(self, turns: list[Turn], tail: str = "") -> str:
-        return self.content_text([item for turn in turns for item in turn["content"]]) + tail
+        return self.content_text([item for turn in turns for item in items_of(turn)]) + tail
 
     def _dialogue_text(self, turns: list[Turn]) -> str:
         # A question always follows a chunk, and templates render media before text differently from
@@ -180,13 +180,16 @@ def _split_error() -> ModalityNotSupported:
 
 def _with_text(turn: Turn, word: str) -> Turn:
     """The turn with ``word`` for each of its texts."""
-    content = [{**i, "text": word} if i.get("text") else i for i in turn["content"]]
-    return {**turn, "content": content}
+    content = turn["content"]
+    if isinstance(content, str):
+        return {**turn, "content": word if content else ""}
+    return {**turn, "content": [{**i, "text": word} if i.get("text") else i for i in content]}
 
 
 def _with_mark(turns: Sequence[Turn], mark: str) -> list[Turn]:
     """``turns`` with ``mark`` at the end of the user's turn."""
-    (turn,) = make_turns("user", mark)
     if not turns or turns[-1]["role"] != "user":
-        return [*turns, turn]
-    return [*turns[:-1], {**turns[-1], "content": [*turns[-1]["content"], *turn["content"]]}]
+        return [*turns, {"role": "user", "content": mark}]
+    content = turns[-1]["content"]
+    more = content + mark if isinstance(content, str) else [*content, {"type": "text", "text": mark}]
+    return [*turns[:-1], {**turns[-1], "content": more}]

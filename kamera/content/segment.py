@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from kamera.content.media_tokens import ProcessedMedia
 from kamera.content.prefix import common_prefix
 from kamera.ops import digest
 
@@ -60,7 +61,8 @@ class Rendered:
     generation prompt, which the next turn may render differently. ``turns`` are the token spans of turns,
     ``tags`` those of the template's tokens that open and close them, ``texts`` those of text between turns,
     closing tags and media. ``cuts`` are the borders inside of texts that were cut anew (`recut`), counted
-    from where the text begins, by the id that it has as one segment.
+    from where the text begins, by the id that it has as one segment. ``media`` are its pictures and clips, by
+    digest, ``types`` the processor's per-token inputs ``[tokens]`` of a prompt with media.
     """
 
     ids: torch.Tensor
@@ -70,6 +72,8 @@ class Rendered:
     tags: tuple[Extent, ...] = ()
     texts: tuple[Extent, ...] = ()
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    media: Mapping[str, ProcessedMedia] = field(default_factory=dict)
+    types: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +87,17 @@ class Rendered:
     def tokens(self, segment: Segment) -> torch.Tensor:
         """Token ids of a segment, int64 ``[tokens]``."""
         return self.ids[segment.start : segment.stop]
+
+    def inputs(self, segment: Segment) -> dict[str, torch.Tensor]:
+        """The model inputs of a segment beside its ids; none of a text."""
+        if segment.media is None:
+            return {}
+        types = {name: values[segment.start : segment.stop] for name, values in self.types.items()}
+        return {**self.media[segment.media].inputs, **types}
+
+    def without_media(self) -> Rendered:
+        """The conversation without pixels, to be compared with others."""
+        return replace(self, media={}, types={})
 
     def recut(self, kept: Sequence[Extent]) -> Rendered:
         """The conversation with the ``kept`` extents as segments: in order, apart, each inside of one text.

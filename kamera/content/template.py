@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from PIL import Image
 
-from kamera.content.arguments import Arguments
 from kamera.content.exclusive import exclusive_of
 from kamera.content.items import is_picture, kind_of, media_item, no_item_message, strings_in
-from kamera.content.plain import PlainText
+from kamera.content.plain import PlainText, encode
+from kamera.content.prefix import common_prefix
 from kamera.content.vanishing import Vanishing
 from kamera.content.video import Clip, processor_media
 from kamera.errors import (
@@ -32,8 +33,7 @@ Message = Mapping[str, Any]
 
 _MARK = "KAMERAMARK"
 _TURNS = ("user", "assistant", "user")
-_SHORT = 4096
-"""Characters of a text that is remembered to spell no special token."""
+_SOURCES = ("image", "video", "url", "path", "base64", "image_url", "video_url")
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,11 @@ class ChatTemplate:
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
         parts = {"image": "image_processor", "video": "video_processor"}
         self.kinds = tuple(k for k, part in parts.items() if getattr(processor, part, None) is not None)
-        # a fast tokenizer called by two threads at once raises "Already borrowed"
-        self.exclusive = exclusive_of(self.tokenizer)
         own = [str(getattr(processor, f"{kind}_token", None) or "") for kind in self.kinds]
         media = [*media, *map(self.tokenizer.convert_tokens_to_ids, own)]
         self.plain = PlainText(self.tokenizer, media, self._wrapping)
-        self._is_plain = lru_cache(1024)(self.plain.is_plain)  # a history comes again each turn
-        self.wrapper, self.frame = cache(self._wrapper), cache(self._turn_wrapper)
+        self.wrapper, self.frame = cache(self._wrapper), cache(self._frame)
+        self.closing = cache(self._closing)
         self.placeholder_id = cache(self._placeholder_id)
         self.has_template = bool(
             getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
@@ -71,59 +69,22 @@ class ChatTemplate:
         name = getattr(self.tokenizer, "name_or_path", "") or type(processor).__name__
         self._vanishing = Vanishing(name, self.render)
 
-    def check(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[dict[str, Any]]:
-        """Return the media items of messages, after a check that the template shows all of the messages.
+    # -- messages ------------------------------------------------------------------------------
 
-        Raises ModalityNotSupported for tools, tool calls or roles that it leaves out, and for media of a kind
-        that the processor lacks.
+    def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages as the template is given them: as they are, wherever it shows them so.
+
+        A text that the template shows only as a part of a list is made one, parts that it shows only as a
+        string are joined; arguments of calls get the form that it takes. Raises ModalityNotSupported for what
+        is no item.
         """
-        items = media_items(messages)
-        for kind in dict.fromkeys(item["type"] for item in items):
-            if kind not in self.kinds:
-                raise ModalityNotSupported(
-                    f"{type(self.processor).__name__} takes {' and '.join(('text', *self.kinds))} only, a "
-                    f"message holds {kind}: {self.lacks([kind]) or 'leave it out, or use another backbone'}"
-                )
-        self._vanishing.check(messages, tools)
-        return items
+        return [self._write(message) for message in messages]
 
-    def lacks(self, kinds: Sequence[str]) -> str:
-        """Why the processor does not take media of these kinds, where it was loaded without a part."""
-        reasons: Mapping[str, str] = getattr(self.processor, "lacks", {})
-        return "; ".join(dict.fromkeys(reasons[kind] for kind in kinds if kind in reasons))
-
-    def check_text(self, messages: Sequence[Message]) -> None:
-        """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
-        for message in map(self._shape_calls, messages):
-            content = message.get("content")
-            items = content if isinstance(content, list | tuple) else [{"text": content}]
-            values = [item.get("text") for item in items if isinstance(item, Mapping)]
-            values += [value for name, value in message.items() if name != "content"]
-            texts = [value for value in values if isinstance(value, str)]
-            objects = [value for value in values if not (value is None or isinstance(value, str))]
-            for text in [*texts, *(strings_in(objects) if objects else ())]:
-                if not (self._is_plain(text) if len(text) <= _SHORT else self.plain.is_plain(text)):
-                    raise UnsafeText(
-                        f"the text {quote(text)} of a {quote(message.get('role'))} message spells a special "
-                        "token: take it out"
-                    )
-
-    def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, generation: bool
-    ) -> str:
-        """The conversation as text, media as placeholders.
+    def apply(self, written: Sequence[Message], tools: Sequence[Any] | None, *, generation: bool) -> str:
+        """The conversation of `write` as text, media as placeholders.
 
         Raises RoleNotSupported for messages that the template refuses, ProcessorRequired without a template.
         """
-        outlines = [self._without_media(self._shape_calls(message)) for message in messages]
-        return self._apply(outlines, tools, generation)
-
-    def _shape_calls(self, message: Message) -> Message:
-        """A message with the arguments of its tool calls in the form that the template writes."""
-        calls = message.get("tool_calls")
-        return {**message, "tool_calls": [*map(self._arguments.of_call, calls)]} if calls else message
-
-    def _apply(self, messages: Sequence[Message], tools: Sequence[Any] | None, generation: bool) -> str:
         from jinja2 import TemplateError
 
         if not self.has_template:
@@ -133,37 +94,89 @@ class ChatTemplate:
         options: dict[str, Any] = {"tokenize": False, **({"tools": list(tools)} if tools else {})}
         try:
             apply = self.processor.apply_chat_template
-            return str(apply(list(messages), add_generation_prompt=generation, **options))
-        except (TemplateError, KeyError, TypeError) as error:
-            roles = [m.get("role") for m in messages]
+            return str(apply(list(written), add_generation_prompt=generation, **options))
+        except (TemplateError, LookupError, TypeError, ValueError, AttributeError) as error:
+            roles = [m.get("role") for m in written]
             raise RoleNotSupported(
                 f"the chat template refuses the roles {quote(roles)}: {first_line(error)}; change the "
                 "messages, or the template (one without a system role: pass system=None, and put the "
                 "instructions into the first chunk)"
             ) from None
 
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a rendered prompt, equal to those of transformers for this processor."""
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, generation: bool
+    ) -> str:
+        """`write`, then `apply`."""
+        return self.apply(self.write(messages), tools, generation=generation)
+
+    def check(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> None:
+        """Check that the template shows all of the messages, and the processor takes their media.
+
+        Raises ModalityNotSupported for tools, tool calls or roles that it leaves out, and for media of a kind
+        that the processor lacks.
+        """
+        for kind in dict.fromkeys(item["type"] for item in media_items(messages)):
+            if kind not in self.kinds:
+                raise ModalityNotSupported(
+                    f"{type(self.processor).__name__} takes {' and '.join(('text', *self.kinds))} only, a "
+                    f"message holds {kind}: {self.lacks([kind]) or 'leave it out, or use another backbone'}"
+                )
+        self._vanishing.check(messages, tools)
+
+    def lacks(self, kinds: Sequence[str]) -> str:
+        """Why the processor does not take media of these kinds, where it was loaded without a part."""
+        reasons: Mapping[str, str] = getattr(self.processor, "lacks", {})
+        return "; ".join(dict.fromkeys(reasons[kind] for kind in kinds if kind in reasons))
+
+    def check_text(self, messages: Sequence[Message]) -> None:
+        """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
+        for message in map(self._shape_calls, messages):
+            for name, value in message.items():
+                items = value if name == "content" and isinstance(value, list | tuple) else [value]
+                for text in strings_in([_without_source(item) for item in items]):
+                    if not self.plain.is_plain(text):
+                        role = quote(message.get("role"))
+                        raise UnsafeText(
+                            f"the text {quote(text)} of a {role} message spells a special token: take it out"
+                        )
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def adds_special(self, text: str) -> bool:
+        """True if transformers lets the tokenizer add its own tokens to this rendered prompt."""
         bos = self.tokenizer.bos_token
         bare = self.processor is self.tokenizer  # a tokenizer's own apply_chat_template adds nothing
-        special = not bare and not (bos is not None and text.startswith(bos))
-        return self.ids(text, special=special)
+        return not bare and not (bos is not None and text.startswith(bos))
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of trusted text; ``special`` lets the tokenizer add its own."""
-        return self.plain.tokens(text, add_special_tokens=special)
+        return encode(self.tokenizer, text, special=special)[0]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        with exclusive_of(self.tokenizer):
+            return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def process(
-        self, text: str, images: Sequence[Image.Image], clips: Sequence[Clip], *, special: bool = False
+        self,
+        text: str,
+        images: Sequence[Image.Image],
+        clips: Sequence[Clip],
+        *,
+        special: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         """What one call of the processor makes of a text with placeholders and its media.
 
-        ``special`` as for `ids`. Raises UnreadableMedia for media that it refuses, ModalityNotSupported.
+        ``special`` as for `ids`. The media are those of one prompt, as the processor's own template method
+        hands them. Raises UnreadableMedia for media that it refuses, ModalityNotSupported.
         """
         media = processor_media(images, clips)
+        if images:
+            media["images"] = [list(images)]
         try:
-            with self.exclusive:
-                outputs = self.processor(text=[text], add_special_tokens=special, **media)
+            with exclusive_of(self.tokenizer):
+                outputs = self.processor(text=[text], add_special_tokens=special, **media, **options)
         except ImportError as error:
             raise ModalityNotSupported(f"the processor needs a package for {quote(text)}: {error}") from None
         except KameraError:
@@ -172,10 +185,13 @@ class ChatTemplate:
             raise UnreadableMedia(f"the processor refuses {quote(text)}: {first_line(error)}") from error
         return dict(outputs)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        with self.exclusive:
-            return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+    def token_types(self, ids: Sequence[int], names: Sequence[str]) -> dict[str, list[int]]:
+        """The processor's own per-token inputs ``[tokens]`` of these names, as far as it makes them."""
+        shared = getattr(self.processor, "create_mm_token_type_ids", None)
+        makers = {name: getattr(self.processor, f"create_{name}", shared) for name in names}
+        return {name: list(maker([list(ids)])[0]) for name, maker in makers.items() if maker is not None}
+
+    # -- probes --------------------------------------------------------------------------------
 
     @lazy
     def opener(self) -> int | None:
@@ -204,6 +220,13 @@ class ChatTemplate:
         reopen, next_mark, _ = rest.partition(next_["content"])
         return Seams(prefix, tail, reopen if answer_mark and next_mark else "")
 
+    def placeholder(self, kind: str) -> str:
+        """The text of a picture's (clip's) placeholder. Raises ModalityNotSupported if there is none."""
+        token = getattr(self.processor, f"{kind}_token", None)
+        if not token:
+            raise ModalityNotSupported(f"{type(self.processor).__name__} takes no {kind}: leave it out")
+        return str(token)
+
     def _wrapping(self) -> str:
         """What is written around a user's message."""
         try:
@@ -212,38 +235,42 @@ class ChatTemplate:
             return ""  # a template that Kamera cannot cut is refused at its first use
         return seams.prefix + seams.tail + seams.reopen
 
-    def _wrapper(self, kind: str) -> tuple[list[int], list[int]]:
-        """Token ids that the template writes before and after a picture's (clip's) placeholder."""
-        items = [{"type": "text", "text": _MARK}, {"type": kind}, {"type": "text", "text": _MARK}]
-        text = self.render([{"role": "user", "content": items}], generation=False)
-        _, _, rest = text.partition(_MARK)
-        middle, mark, _ = rest.partition(_MARK)
-        placeholder = self.placeholder(kind)
-        prefix, hit, suffix = middle.partition(placeholder)
-        if not mark or not hit:
-            return [], []
-        return self.ids(prefix), self.ids(suffix)
+    def _wrapper(self, kind: str) -> tuple[str, str]:
+        """What the template writes before and after the placeholder of every picture (clip)."""
+        text, item = {"type": "text", "text": _MARK}, {"type": kind, kind: ""}
+        whole = self.render([{"role": "user", "content": [text, item, text, item, text]}], generation=False)
+        pieces = [piece.partition(self.placeholder(kind)) for piece in whole.split(_MARK)[1:-1]]
+        if len(pieces) != 2 or not all(found for _, found, _ in pieces):
+            return "", ""
+        (prefix, _, suffix), (other_prefix, _, other_suffix) = pieces
+        # some templates number them: what differs is no wrapper
+        length = common_prefix(prefix[::-1], other_prefix[::-1])
+        return prefix[len(prefix) - length :], suffix[: common_prefix(suffix, other_suffix)]
 
-    def _turn_wrapper(self, role: str) -> tuple[list[int], list[int]]:
+    def _frame(self, role: str) -> tuple[list[int], list[int]]:
         """Token ids that open a turn of ``role`` and close it; empty if ``role`` is not a turn."""
-        opening = [] if role == "user" else [{"role": "user", "content": "x"}]
-        try:
-            text = self.render([*opening, {"role": role, "content": _MARK}], generation=False)
-        except ModalityNotSupported:
-            return [], []
-        head, mark, rest = text.partition(_MARK)
+        head, rest = self._around(role)
         ids = self.ids(head)
-        if not mark or self.opener is None or self.opener not in ids:
+        if self.opener is None or self.opener not in ids:
             return [], []
         last = len(ids) - 1 - ids[::-1].index(self.opener)
         return ids[last:], self.ids(rest)
 
-    def placeholder(self, kind: str) -> str:
-        """The text of a picture's (clip's) placeholder. Raises ModalityNotSupported if there is none."""
-        token = getattr(self.processor, f"{kind}_token", None)
-        if not token:
-            raise ModalityNotSupported(f"{type(self.processor).__name__} takes no {kind}: leave it out")
-        return str(token)
+    def _closing(self, role: str) -> str | None:
+        """The text behind a message of ``role``, the last of a conversation; None if it is not known."""
+        head, rest = self._around(role)
+        return rest if head or rest else None
+
+    def _around(self, role: str) -> tuple[str, str]:
+        """The text before and behind a message of ``role``; empty if the template refuses or drops it."""
+        for opening in ([], [{"role": "user", "content": "x"}]):
+            try:
+                text = self.render([*opening, {"role": role, "content": _MARK}], generation=False)
+            except ModalityNotSupported:
+                continue
+            head, mark, rest = text.partition(_MARK)
+            return (head, rest) if mark else ("", "")
+        return "", ""
 
     def _placeholder_id(self, kind: str) -> int:
         ids = self.ids(self.placeholder(kind))
@@ -253,28 +280,73 @@ class ChatTemplate:
             )
         return ids[0]
 
-    @lazy
-    def _arguments(self) -> Arguments:
-        def render(messages: Sequence[Message]) -> str:
-            return self._apply([self._without_media(message) for message in messages], None, False)
-
-        return Arguments.of(render)
-
-    def _without_media(self, message: Message) -> dict[str, Any]:
-        """A message with placeholders for media items, in the template's form of content."""
-        content = message.get("content")
-        if isinstance(content, Sequence) and not isinstance(content, str):
-            items = [_item_without_media(item) for item in content]
-            if not self.kinds:
-                return {**message, "content": "".join(i["text"] for i in items)}
-            return {**message, "content": items}
-        if isinstance(content, str) and self.kinds:
-            return {**message, "content": [{"type": "text", "text": content}]}
-        return dict(message)
-
     def _special_ids(self) -> list[int]:
         decoder: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
         return [i for i, token in decoder.items() if token.special]
+
+    # -- forms ---------------------------------------------------------------------------------
+
+    def _write(self, message: Message) -> dict[str, Any]:
+        out, content = dict(self._shape_calls(message)), message.get("content")
+        if isinstance(content, str):
+            if self._text_form == "parts":
+                out["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, Sequence):
+            items = [_item(item) for item in content]
+            texts = [item["text"] for item in items if item["type"] == "text"]
+            joined = self._text_form == "string" and len(texts) == len(items)
+            out["content"] = "".join(texts) if joined else items
+        return out
+
+    @lazy
+    def _text_form(self) -> str:
+        """The one form of a text that the template shows, "string" or "parts"; "" for one that shows both."""
+
+        def shows(content: Any) -> bool:
+            try:
+                text = self.apply([{"role": "user", "content": content}], None, generation=False)
+            except ModalityNotSupported:
+                return False
+            # a list that is written as Python or JSON writes it is not shown
+            return _MARK in text and f"'text': '{_MARK}'" not in text and f'"text": "{_MARK}"' not in text
+
+        string, parts = shows(_MARK), shows([{"type": "text", "text": _MARK}])
+        return "" if string == parts else "string" if string else "parts"
+
+    def _shape_calls(self, message: Message) -> Message:
+        """A message with the arguments of its tool calls in the form that the template writes."""
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [*map(self._shape_call, calls)]} if calls else message
+
+    def _shape_call(self, call: Any) -> Any:
+        function: Any = call.get("function") if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str) and self._arguments_form == "object":
+            try:
+                return {**call, "function": {**function, "arguments": json.loads(arguments)}}
+            except (ValueError, RecursionError):
+                return call
+        if isinstance(arguments, Mapping) and self._arguments_form == "text":
+            return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        return call
+
+    @lazy
+    def _arguments_form(self) -> str:
+        """The one form of arguments of calls that the template shows, "object" or "text"; "" for both."""
+
+        def write(arguments: Any) -> str:
+            function = {"name": "f", "arguments": arguments}
+            call = {"id": "kamera000", "type": "function", "function": function}
+            question, text = ({"role": "user", "content": "x"}, {"role": "assistant", "content": ""})
+            try:
+                return self.apply([question, {**text, "tool_calls": [call]}], None, generation=False)
+            except ModalityNotSupported:
+                return ""
+
+        as_object, as_text = write({_MARK: 1}), write(json.dumps({_MARK: 1}))
+        takes_object = _MARK in as_object and f"'{_MARK}'" not in as_object
+        takes_text = f'"{_MARK}": 1' in as_text
+        return "" if takes_object == takes_text else "object" if takes_object else "text"
 
 
 def missing_text_error() -> ProcessorRequired:
@@ -296,10 +368,8 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 '[{"type": "image", "image": …}]'
             )
         if isinstance(content, Sequence) and not isinstance(content, str):
-            for item in content:
-                kind = _kind(item)
-                if kind != "text":
-                    items.append(media_item(item, kind))
+            kinds = [(item, _kind(item)) for item in content]
+            items += [media_item(item, kind) for item, kind in kinds if kind != "text"]
     return items
 
 
@@ -337,9 +407,19 @@ def tool_schema(tool: Any) -> dict[str, Any]:
     return schema
 
 
-def _item_without_media(item: Any) -> dict[str, Any]:
+def _item(item: Any) -> dict[str, Any]:
+    """An item as a template is given it: its own entries, in the form that transformers makes of a url's."""
     kind = _kind(item)
-    return {"type": "text", "text": item["text"]} if kind == "text" else {"type": kind}
+    if f"{kind}_url" in item and kind != "text":
+        return {"type": kind, "url": media_item(item, kind)[kind]}
+    return {**item, "type": kind}
+
+
+def _without_source(value: Any) -> Any:
+    """An item without the entries that hold or name its media."""
+    if isinstance(value, Mapping) and kind_of(value) not in (None, "text"):
+        return {name: inner for name, inner in value.items() if name not in _SOURCES}
+    return value
 
 
 def _kind(item: Any) -> str:

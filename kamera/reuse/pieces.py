@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from kamera.content import Chunk, Conversations, Extent, Message, Rendered, media_items
+from kamera.content import Chunk, Conversations, Extent, Message, Rendered
 from kamera.engines import Engine
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.reuse.discovery import Discovery
@@ -74,7 +74,7 @@ def pieces_of_messages(
     """
     if backbone.processor is None:
         raise ProcessorRequired("messages need the model's chat template: give the backbone its processor")
-    conversations = Conversations(backbone.processor)
+    conversations = Conversations(backbone.processor, most=backbone.limits.trained)
     rendered = conversations.render(messages, tools=tools)
     total = rendered.num_tokens
     first = next((s.start for s in rendered.segments if s.media is not None), total)
@@ -84,9 +84,8 @@ def pieces_of_messages(
     whole = rendered.stable < total  # else the template has no generation prompt
     question = max(sink, rendered.stable if whole else rendered.segments[-1].start)
     cuts = sorted({*division.cuts, sink})
-    media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
     inner = [*itertools.pairwise(c for c in cuts if sink <= c <= question)]
-    chunks = [_chunk(backbone, rendered, a, b, media) for a, b in inner]
+    chunks = [_chunk(backbone, rendered, a, b) for a, b in inner]
     hit_ids = _seen_ids(division.again, inner, chunks)
     return Pieces(division.prompt, tuple(cuts), rendered.ids, sink, tuple(chunks), question, hit_ids)
 
@@ -96,17 +95,10 @@ def _seen_ids(hits: Collection[Extent], inner: Sequence[Extent], chunks: Sequenc
     return tuple(dict.fromkeys(c.id for c, extent in zip(chunks, inner, strict=True) if extent in hits))
 
 
-def _chunk(
-    backbone: Engine,
-    rendered: Rendered,
-    start: int,
-    stop: int,
-    media: Mapping[str, Mapping[str, torch.Tensor]],
-) -> Chunk:
+def _chunk(backbone: Engine, rendered: Rendered, start: int, stop: int) -> Chunk:
     segment = next(s for s in reversed(rendered.segments) if s.start <= start)
-    tensors = {} if segment.media is None else dict(media[segment.media])
     names = set(backbone.builder.accepted)
-    inputs = {name: value for name, value in tensors.items() if name in names}
+    inputs = {name: value for name, value in rendered.inputs(segment).items() if name in names}
     return backbone.chunk_from_tensors(rendered.ids[start:stop], label=segment.role, **inputs)
 
 

@@ -52,7 +52,7 @@ class Service:
         self.backbone, self.store = backbone.engine, store
         self._config = backbone.model.generation_config
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
-        self._conversations = Conversations(self.backbone.processor)
+        self._conversations = Conversations(self.backbone.processor, most=self.backbone.limits.trained)
         self.calls = call_form(self.backbone)
         self._stores: dict[str, ChunkStore] = {}
         self._lives: defaultdict[str, Lives] = defaultdict(partial(Lives, SESSIONS, OPERATIONS))

@@ -35,7 +35,7 @@ def conversations_of(backbone: Engine) -> Conversations:
             "a conversation needs the model's chat template: give the backbone its processor "
             "(Backbone(model, processor))"
         )
-    return Conversations(backbone.processor)
+    return Conversations(backbone.processor, most=backbone.limits.trained)
 
 
 def check_count(name: str, value: Any, least: int) -> None:

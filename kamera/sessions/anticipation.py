@@ -26,7 +26,7 @@ from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import anchor_ids, end_of, prefix_tokens, prompt_of_messages
 from kamera.sessions.modes import Manner
-from kamera.sessions.showing import State, choose_treatment, media_of
+from kamera.sessions.showing import State, choose_treatment
 from kamera.window import KameraWindow
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,7 @@ def prepare_window(state: State, next_history: Foreseen, anchors: Anchors, manne
         return None
     window = anchors.fork(state.window, apart=True)
     prompt = prompt.cut_as(layout.prompt)
-    media = media_of(anchors, messages)
-    choice, _ = choose_treatment(anchors, window, layout, prompt, media, [manner.mode], manner.reuse)
+    choice, _ = choose_treatment(anchors, window, layout, prompt, [manner.mode], manner.reuse)
     window.run(choice.plan)
     return replace(state, layout=choice.order.layout, window=window)
 

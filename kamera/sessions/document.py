@@ -20,8 +20,10 @@ from typing import Any
 
 import cattrs
 import torch
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from kamera import files
+from kamera.content import Rendered
 from kamera.edits import PolicyName
 from kamera.errors import CorruptChunk, ForeignObject
 from kamera.sessions.layout import Layout
@@ -193,4 +195,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
     converter.register_unstructure_hook(torch.Tensor, torch.Tensor.tolist)
     converter.register_structure_hook(torch.Tensor, lambda ids, _: torch.tensor(ids, dtype=torch.int64))
+    pixels: Any = dict.fromkeys(("media", "types"), override(omit=True))  # a layout's prompt has none
+    converter.register_unstructure_hook(Rendered, make_dict_unstructure_fn(Rendered, converter, **pixels))
+    converter.register_structure_hook(Rendered, make_dict_structure_fn(Rendered, converter, **pixels))
     return converter

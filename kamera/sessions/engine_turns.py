@@ -136,7 +136,7 @@ def show_by_engine(
     The least strict of the ways that ``modes`` allow is taken: no other runs fewer tokens. Raises WindowFull,
     UnsupportedByEngine for clips, and EngineFailed.
     """
-    if any(m.kind != "image" for m in orders.media.values()):
+    if any(m.kind != "image" for m in orders.prompt.media.values()):
         raise UnsupportedByEngine("a clip: an engine is shown pictures and text alone")
     window.policy = policy = anchors.policy or window.policy
     slots, on_leave = window.slots, choices(modes, policy.minimum)[0]

@@ -39,10 +39,11 @@ def question_ids(prompt: Rendered) -> torch.Tensor:
 
 
 def count_anchor_segments(prompt: Rendered) -> int:
-    """Number of leading segments that are the template's own or a system message's text."""
-    count = 0
+    """Leading segments, before the question, that are the template's own or a system message's text."""
+    count, stop = 0, question_start(prompt)
     for segment in prompt.segments:
-        if segment.role not in ("", "system", "developer") or segment.media is not None:
+        is_own = segment.role in ("", "system", "developer") and segment.media is None
+        if not is_own or segment.start >= stop:
             break
         count += 1
     return count

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from kamera.content import LONGEST, Chunk, Extent, ProcessedMedia, Rendered
+from kamera.content import LONGEST, Chunk, Extent, Rendered
 from kamera.errors import PolicyRefused
 from kamera.forks import lazy
 from kamera.sessions.anchors import Anchors
@@ -50,16 +50,14 @@ class Choice(NamedTuple):
 class Orders:
     """The orders of a ``prompt`` in a window with these ``slots``, whose layout was ``old_layout``.
 
-    ``media`` are the prompt's pictures and clips, by digest. With ``keeps_apart`` each is to stand
-    apart, else glue is one run with a text. A text that came before (an extent of ``repeats``) stands as the
-    chunk that it was. The window ``samples``. A new chunk is made once.
+    With ``keeps_apart`` each is to stand apart, else glue is one run with a text. A text that came before (an
+    extent of ``repeats``) stands as the chunk that it was. The window ``samples``. A new chunk is made once.
     """
 
     anchors: Anchors
     prompt: Rendered
     old_layout: Layout | None
     slots: Sequence[Slot | EngineSlot]
-    media: Mapping[str, ProcessedMedia]
     repeats: Collection[Extent] = ()
     keeps_apart: bool = False
     samples: bool = False
@@ -74,7 +72,8 @@ class Orders:
                 self._chunks[run] = self._chunk(run)
         recurring = dict.fromkeys(self._chunks[run].id for run in new if self._extent(run) in self.repeats)
         items = [self._chunks[run] if slot is None else self.slots[slot] for run, slot in pieces]
-        return Order(items, tuple(recurring), Layout(self.prompt, tuple([run for run, _ in pieces])))
+        layout = Layout(self.prompt.without_media(), tuple([run for run, _ in pieces]))
+        return Order(items, tuple(recurring), layout)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -93,6 +92,8 @@ class Orders:
         pieces, index = list[Piece](), count_anchor_segments(self.prompt)
         while index < len(segments) and segments[index].start < stop:
             slot, last = self._standing.get(index, (None, index + 1))
+            if segments[last - 1].start >= stop:  # a slot that holds the question, too
+                slot, last = None, index + 1
             pieces.append(((index, last), slot))
             index = last
         same = next((at for at, (_, slot) in enumerate(pieces) if slot != at), len(pieces))
@@ -162,10 +163,9 @@ class Orders:
     def _chunk(self, run: Run) -> Chunk:
         first, (start, stop) = self.prompt.segments[run[0]], self._extent(run)
         backbone = self.anchors.backbone
-        medium = None if first.media is None else self.media[first.media]
-        inputs, accepted_names = {} if medium is None else medium.inputs, set(backbone.builder.accepted)
-        tensors = {name: value for name, value in inputs.items() if name in accepted_names}
-        picture = None if medium is None else medium.picture
+        accepted = set(backbone.builder.accepted)
+        tensors = {name: value for name, value in self.prompt.inputs(first).items() if name in accepted}
+        picture = None if first.media is None else self.prompt.media[first.media].picture
         return backbone.chunk_from_tensors(
             self.prompt.ids[start:stop], label=first.role, picture=picture, **tensors
         )

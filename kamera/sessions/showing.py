@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Message, ProcessedMedia, Rendered, Segment, media_items
+from kamera.content import Message, Rendered, Segment
 from kamera.edits import difference, same
 from kamera.engines import Engine, Spent
 from kamera.errors import (
@@ -130,9 +130,8 @@ def show(
     """
     start_time = time.perf_counter()
     prompt = anchors.conversations.render(messages, tools=manner.tools)
-    media = media_of(anchors, messages)
     if not isinstance(anchors, EngineAnchors):
-        _check_length(anchors, prompt, media)
+        _check_length(anchors, prompt)
     start, anticipated = old.start_of(prompt)
     base, window, opening = start.layout, start.window, Spent()
     # an engine shares by itself what prompts begin with
@@ -144,10 +143,10 @@ def show(
         window, prompt = anchors.fork(window), prompt.cut_as(base.prompt)
     if isinstance(window, EngineWindow):
         dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
-        orders = Orders(anchors, prompt, base, window.slots, media)
+        orders = Orders(anchors, prompt, base, window.slots)
         layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options, start_time)
     else:
-        arguments = (base, prompt, media, modes, manner.reuse, old.is_borrowed)
+        arguments = (base, prompt, modes, manner.reuse, old.is_borrowed)
         choice, recut_prompt = choose_treatment(anchors, window, *arguments)
         layout, report, answer = _carry_out(window, choice, opening, options, manner.reuse)
         if recut_prompt is not None:
@@ -205,12 +204,11 @@ def choose_treatment(
     window: KameraWindow,
     layout: Layout | None,
     prompt: Rendered,
-    media: Mapping[str, ProcessedMedia],
     modes: Sequence[str],
     reuse: bool,
     is_borrowed: bool = False,
 ) -> tuple[Choice, Recut | None]:
-    """The cheapest way from the ``layout`` of a window to a prompt with this ``media``, by digest.
+    """The cheapest way from the ``layout`` of a window to a prompt.
 
     With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
     their inside. Of a window that ``is_borrowed`` only what the prompt begins with stays. Raises WindowFull
@@ -224,7 +222,7 @@ def choose_treatment(
         layout = keep_head(window, layout, prompt) if is_borrowed else _cut_to(window, layout, prompt)
     repeats = () if recut_prompt is None else recut_prompt.again
     keeps_apart, samples = stands_apart(window, reuse), served_policy.samples
-    orders = Orders(anchors, prompt, layout, window.slots, media, repeats, keeps_apart, samples)
+    orders = Orders(anchors, prompt, layout, window.slots, repeats, keeps_apart, samples)
     treatments = choices(modes, served_policy.minimum, reuse)
     return cheapest(window, treatments, orders, policy), recut_prompt
 
@@ -246,11 +244,6 @@ def _cut_anew(anchors: Anchors, prompt: Rendered, old_layout: Layout | None) -> 
     return recut(prompt, discovery, start, {*own_ids, *last_answer_ids(prompt)})
 
 
-def media_of(anchors: Anchors, messages: Sequence[Message]) -> dict[str, ProcessedMedia]:
-    """The pictures and clips of messages, by digest."""
-    return {m.digest: m for m in map(anchors.conversations.media, media_items(messages))}
-
-
 def _cut_to(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     """Cut the window's texts where ``prompt`` changes their inside; the layout of its slots then.
 
@@ -265,7 +258,7 @@ def _cut_to(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     return layout
 
 
-def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, ProcessedMedia]) -> None:
+def _check_length(anchors: Anchors, prompt: Rendered) -> None:
     """Raise WindowFull for a prompt with more positions than the model was made for."""
     backbone = anchors.backbone
     limit = backbone.limits.trained
@@ -273,8 +266,8 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
         return
     count = prompt.num_tokens
     if backbone.axes > 1:
-        ids = [prompt.tokens(s) for s in prompt.segments]
-        inputs = [_position_inputs(backbone, i, s, media) for i, s in zip(ids, prompt.segments, strict=True)]
+        ids = [prompt.tokens(segment) for segment in prompt.segments]
+        inputs = [_position_inputs(backbone, prompt, segment) for segment in prompt.segments]
         count = int(backbone.positions([*ids, prompt.ids[prompt.stable :]], [*inputs, {}]).max()) + 1
     if count > limit:
         raise WindowFull(
@@ -283,15 +276,11 @@ def _check_length(anchors: Anchors, prompt: Rendered, media: Mapping[str, Proces
         )
 
 
-def _position_inputs(
-    backbone: Engine, ids: torch.Tensor, segment: Segment, media: Mapping[str, ProcessedMedia]
-) -> Mapping[str, torch.Tensor]:
+def _position_inputs(backbone: Engine, prompt: Rendered, segment: Segment) -> Mapping[str, torch.Tensor]:
     """What determines the positions of a segment, beside its token ids."""
-    if segment.media is None:
-        return {}
-    accepted_names = set(backbone.builder.accepted)
-    inputs: dict[str, Any] = {n: t for n, t in media[segment.media].inputs.items() if n in accepted_names}
-    return backbone.chunk_from_tensors(ids, **inputs).position_inputs()
+    accepted = set(backbone.builder.accepted)
+    inputs: dict[str, Any] = {n: t for n, t in prompt.inputs(segment).items() if n in accepted}
+    return backbone.chunk_from_tensors(prompt.tokens(segment), **inputs).position_inputs() if inputs else {}
 
 
 def count_dropped_tokens(old_layout: Layout, prompt: Rendered) -> int:

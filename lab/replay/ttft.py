@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from kamera import ChatSession
-from kamera.content import Chunk, Conversations, Message, Rendered, Segment, media_items
+from kamera.content import Chunk, Conversations, Message, Rendered, Segment
 from kamera.edits import apply_policy, policies
 from kamera.engines.hf import HfEngine, forwards
 from kamera.engines.hf.encode import decoder_arguments, with_batch
@@ -68,7 +68,7 @@ class Bare:
         """
         backbone = self._backbone
         start = prompt.segments[kept - 1].stop if kept else 0
-        media = {m.digest: m.inputs for m in map(self._conversations.media, media_items(messages))}
+        media = {name: one.inputs for name, one in prompt.media.items()}
         shown = [media[s.media] for s in prompt.segments if s.media is not None]
         gone = [s for s in prompt.segments[kept:] if s.media is not None]
         lost = [media[str(s.media)] for s in gone]

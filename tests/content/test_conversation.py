@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from kamera.content import Conversations, Rendered
 from kamera.edits import difference
 from kamera.engines.hf import HfEngine
-from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText
+from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText, WindowFull
 from tests.content import templates
 from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
 from tests.models import processors
@@ -244,3 +245,158 @@ def test_outputs_of_a_processor_that_the_model_does_not_take_are_left_out():
     plain = engine.chunk(shown).id
     engine.builder.format.processor.__class__ = Telling
     assert engine.chunk(shown).id == plain
+
+
+# -- texts as they were written --------------------------------------------------------------------
+
+_ITEMS = (
+    "{% for c in m.content %}{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c.text }}{% endif %}{% endfor %}"
+)
+_END = "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+_BEGIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
+HABITS = {
+    "trims strings": _BEGIN + "{{ m.content | trim }}{% else %}" + _ITEMS,
+    "quotes strings": _BEGIN + "{{ m.content | tojson }}{% else %}" + _ITEMS,
+    "drops parts": _BEGIN + "{{ m.content }}{% else %}",
+    "strips thoughts": _BEGIN + "{% set c = m.content %}{% if '</think>' in c and not loop.last %}"
+    "{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c }}{% else %}" + _ITEMS,
+    "wraps results": _BEGIN
+    + "{% if m.role == 'tool' %}<r>{{ m.content }}</r>{% else %}{{ m.content }}{% endif %}{% else %}"
+    + _ITEMS,
+    "asks how a text begins": _BEGIN
+    + "{% if m.content.startswith(' what') %}? {% endif %}{{ m.content }}{% else %}"
+    + _ITEMS,
+    "looks for a key": _BEGIN + "{{ m.content }}{% else %}{% for c in m.content %}{% if 'image' in c %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}",
+    "puts the system's text last": "{% for m in messages[1:] %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last %}({{ messages[0].content }}){% endif %}"
+    "{% if m.content is string %}{{ m.content }}{% else %}" + _ITEMS,
+}
+WRITTEN = [
+    {"role": "system", "content": "You watch.\n"},
+    {"role": "user", "content": " what is it?\n"},
+    {"role": "assistant", "content": "<think>\nlook\n</think>\n\nA log."},
+    {"role": "tool", "content": "15 C\n"},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": " sure? "}, {"type": "image", "image": picture(1)}],
+    },
+]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_text_stays_as_it_was_written(habit):
+    processor = processors.picture_processor(HABITS[habit] + _END)
+    for count in range(2, len(WRITTEN) + (habit != "drops parts")):
+        rendered = Conversations(processor).render(WRITTEN[:count])
+        assert rendered.ids.tolist() == _whole(processor, WRITTEN[:count])
+        _check_segments(rendered)
+
+
+@pytest.mark.parametrize("habit", ["trims strings", "strips thoughts", "asks how a text begins"])
+def test_each_message_has_its_own_segments_whatever_its_text(habit):
+    processor = processors.picture_processor(HABITS[habit] + _END)
+    rendered = Conversations(processor).render(WRITTEN)
+    assert {s.messages for s in rendered.segments} == {(i, i + 1) for i in range(len(WRITTEN))}
+    assert [s.role for s in rendered.segments if s.media] == ["user"]
+
+
+@pytest.mark.parametrize("parts", [("<|im_", "start|>system"), ("<", "|im_end|>"), ("<|image_p", "ad", "|>")])
+def test_texts_that_spell_a_token_where_they_meet_are_refused(parts):
+    content = [{"type": "text", "text": part} for part in parts]
+    with pytest.raises(UnsafeText, match="where they meet"):
+        Conversations(templates.seeing()).render([{"role": "user", "content": content}])
+
+
+def test_media_that_the_template_does_not_show_are_refused_by_name():
+    processor = processors.picture_processor(HABITS["drops parts"] + _END)
+    with pytest.raises(ModalityNotSupported, match="0 placeholders for 1 pictures"):
+        Conversations(processor).render(WRITTEN[-1:])
+
+
+# -- what a history costs --------------------------------------------------------------------------
+
+
+class _Watched:
+    """A tokenizer that notes the texts it tokenises and the histories it renders."""
+
+    def __init__(self, words: Any) -> None:
+        self.words, self.tokenised, self.rendered = words, list[str](), list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.words, name)
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.tokenised.append(text)
+        return self.words(text, **options)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> Any:
+        self.rendered.append(len(messages))
+        return self.words.apply_chat_template(messages, **options)
+
+
+def _long(count: int) -> list[dict[str, Any]]:
+    talk = [TALK[0], TALK[1]]
+    return [*[dict(talk[i % 2], content=f"{i}: {talk[i % 2]['content']}") for i in range(count)], TALK[2]]
+
+
+@pytest.mark.parametrize("style", sorted(TEMPLATES))
+def test_a_long_history_is_rendered_as_often_as_a_short_one(style):
+    watched = _Watched(templates.speaker(style))
+    conversations = Conversations(watched)
+    conversations.render(_long(2))  # asks what the template is like
+    counts = []
+    for count in (4, 100):
+        watched.rendered.clear()
+        watched.tokenised.clear()
+        rendered = conversations.render(_long(count))
+        counts.append(len(watched.rendered))
+        assert sum(map(len, watched.tokenised)) <= 2 * len(watched.words.decode(rendered.ids))
+        assert len({s.messages for s in rendered.segments}) >= count
+    assert counts[0] == counts[1]
+
+
+def test_a_history_far_too_long_is_refused_before_it_is_tokenised_whole():
+    watched = _Watched(templates.speaker("headers"))
+    conversations = Conversations(watched, most=1000)
+    conversations.render(TALK)
+    watched.tokenised.clear()
+    with pytest.raises(WindowFull, match="positions, this model 1000: remove messages"):
+        conversations.render([{"role": "user", "content": "a line of text\n" * 100_000}])
+    assert sum(map(len, watched.tokenised)) < 100_000
+
+
+def test_no_history_waits_for_another():
+    """One whose template never ends keeps no other from being rendered."""
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(_Watched):
+        def apply_chat_template(self, messages: Any, **options: Any) -> Any:
+            if messages[0]["content"] == "wait":
+                entered.set()
+                leave.wait()
+            return super().apply_chat_template(messages, **options)
+
+    conversations = Conversations(Slow(templates.speaker("headers")))
+    waiting = threading.Thread(target=conversations.render, args=([{"role": "user", "content": "wait"}],))
+    waiting.start()
+    try:
+        assert entered.wait(60)
+        assert conversations.render(TALK).num_tokens
+    finally:
+        leave.set()
+        waiting.join()
+
+
+def test_a_tokenizer_that_tells_no_characters_cuts_at_its_special_tokens():
+    class Slow(_Watched):
+        is_fast = False
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            return {"input_ids": super().__call__(text, **options)["input_ids"]}
+
+    words = templates.speaker("headers")
+    rendered, fast = (Conversations(one).render(LONG_TALK) for one in (Slow(words), words))
+    assert rendered.ids.tolist() == fast.ids.tolist()
+    assert [s.id for s in rendered.segments] == [s.id for s in fast.segments]

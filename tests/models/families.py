@@ -55,12 +55,21 @@ def sees_clips(family: str) -> bool:
     return TORCHVISION and _FAMILIES[family][1] == "clips"
 
 
+def present() -> list[str]:
+    """The families that can be built here."""
+    return [name for name in _FAMILIES if not _missing(name)]
+
+
+def _missing(family: str) -> list[str]:
+    return [package for package in _FAMILIES[family][2] if importlib.util.find_spec(package) is None]
+
+
 def families(names: Sequence[str] = ()) -> list[Any]:
     """Parameters of a test: the families (those of ``names``), skipped where this environment has not what
     their processors need."""
     out = list[Any]()
     for name in names or _FAMILIES:
-        needs = [p for p in _FAMILIES[name][2] if importlib.util.find_spec(p) is None]
+        needs = _missing(name)
         reason = f"{name}'s processor needs {', '.join(needs)}"
         marks = [pytest.mark.video] if _FAMILIES[name][2] or _FAMILIES[name][1] == "clips" else []
         out.append(pytest.param(name, marks=[*marks, pytest.mark.skipif(bool(needs), reason=reason)]))
@@ -545,11 +554,10 @@ def llava_onevision() -> tuple[nn.Module, Any]:
     named = {"image_token": "<image>", "video_token": "<video>"}
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.content is string %}{{ m.content }}{% else %}"
         "{% for c in m.content | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
         "{% for c in m.content | selectattr('type', 'equalto', 'video') %}<video>{% endfor %}"
         "{% for c in m.content | selectattr('type', 'equalto', 'text') %}{{ '\n' + c.text }}{% endfor %}"
-        "{% endif %}<|im_end|>\n{% endfor %}"
+        "<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     words = tokenizer([*_CHAT, *named.values()], template, **named)

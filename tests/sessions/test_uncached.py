@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kamera.engines.hf import HfEngine
 from kamera.errors import NotSegmentable, UnsafeText, WindowFull
 from tests.content.templates import LONG_TALK, TALK, screens
 from tests.engines.compare import relative
+from tests.models import families, processors
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False}
@@ -48,20 +50,25 @@ def test_uncached_the_plain_model_answers_and_says_so(messages, error):
     assert relative(chat.next_token_logits(messages), plain_logits(chat.backbone, messages)) <= 1e-4
 
 
-def test_media_that_make_other_tokens_together_go_uncached(monkeypatch):
-    backbone = seeing()
+class _Counting(processors.PictureProcessor):
+    """Writes the number of all pictures before each."""
+
+    def replace_image_token(self, image_inputs, image_idx, **kwargs):
+        count = len(image_inputs["image_grid_thw"])
+        return f"{count}: " + super().replace_image_token(image_inputs, image_idx, **kwargs)
+
+
+def test_media_that_make_other_tokens_together_go_uncached():
+    made = processors.picture_processor()
+    processor = _Counting(made.image_processor, made.tokenizer, chat_template=made.chat_template)
+    backbone = HfEngine(seeing().model, processor)
     chat, strict = session(backbone, uncached=True), session(backbone)
-
-    def refused(*args):
-        raise NotSegmentable("other tokens together")
-
-    for one in (chat, strict):
-        monkeypatch.setattr(one._conversations, "_check_together", refused)
+    assert strict.send(screens(1), **GREEDY).report.uncached is None
     with pytest.raises(NotSegmentable):
         strict.send(screens(2), **GREEDY)
     report = chat.send(screens(2), **GREEDY).report
     assert report.uncached.startswith("NotSegmentable") and report.vision_encodes >= 1
-    wanted = plain_logits(backbone, screens(2))
+    wanted = families.plain_logits(backbone.model, families.whole_prompt(processor, screens(2)))
     assert relative(chat.next_token_logits(screens(2)), wanted) <= 1e-4
 
 
