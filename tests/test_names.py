@@ -22,9 +22,10 @@ from tests.pages import PAGES, TOP
 ELSEWHERE = {
     *("AutoProcessor", "LLM", "Request.update_block_hashes", "cryptography", "flock"),
     *("ChatOpenAI", "OpenAIServerModel", "H", "B", "Bₖ", "increase"),
+    *("listener", "policy"),  # what a caller gives, called
     *("kamera.guarantee", "kamera.session_id"),  # of a recipe's extras, and of a request's body
 }
-"""Names of other libraries, of JSON and of mathematics."""
+"""Names of other libraries, of callers, of JSON and of mathematics."""
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -88,6 +89,13 @@ def _members() -> dict[str, set[str]]:
         return classes.get(name, set()).union(*others)
 
     return {name: all_of(name) for name in classes}
+
+
+@functools.cache
+def _callables() -> set[str]:
+    """Names of functions and classes, and of what a module or class makes of such."""
+    made = {name for code in _codes().values() for name in code.co_names}
+    return made | {inner.co_name for code in _codes().values() for inner in _inner(code)}
 
 
 def _is_known(name: str) -> bool:
@@ -158,7 +166,8 @@ def test_every_name_that_a_page_tells_is_there(page: Path):
         if re.fullmatch(r"[\w/]+\.py", span):
             wrong += [] if span.rpartition("/")[2] in _files() else [span]
         elif name is not None and name not in ELSEWHERE and not hasattr(builtins, name):
-            wrong += [] if _is_known(name) else [span]
+            is_call = "." not in name and span.startswith(f"{name}(")
+            wrong += [] if name in _callables() or (_is_known(name) and not is_call) else [span]
     for language, code in _FENCE.findall(text):
         names = _imports(code) if language == "python" and ">>>" not in code else ()
         wrong += [name for name in names if not _is_known(name)]
