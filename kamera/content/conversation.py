@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders, turn_borders
 from kamera.content.gear import candidates
 from kamera.content.items import texts_of
-from kamera.content.media_tokens import MediaTokens, MediaPlace, ProcessedMedia
+from kamera.content.media_tokens import MediaPlace, MediaTokens, ProcessedMedia
 from kamera.content.plain import encode
 from kamera.content.prefix import common_prefix
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind, segment_id

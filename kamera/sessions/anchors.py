@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,12 +16,10 @@ from kamera.errors import ProcessorRequired, quote
 from kamera.ops import tensor_digest
 from kamera.sessions.branches import Branches
 from kamera.sessions.tool_calls import call_form
+from kamera.sessions.trail import KEPT, SessionWindow, Stretch, Trail
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, check_policy
 from kamera.window import EngineWindow, KameraWindow, Listener, WindowMemory
-
-SessionWindow = KameraWindow | EngineWindow
-"""A session's window: of its own, or over an engine."""
 
 OneWindow = TypeVar("OneWindow", KameraWindow, EngineWindow, SessionWindow)
 
@@ -48,7 +47,8 @@ class Anchors:
     """Opens and forks the windows of sessions that share a backbone, a store and a policy.
 
     The last ``prompt_limit`` system prompts are kept. ``conversations`` render them, and ``branches`` are the
-    turns that they may go on from; by default those of these sessions alone. Threads may share one.
+    turns that they may go on from; by default those of these sessions alone. ``trail`` has what their prompts
+    may begin with, ``trail_bytes`` of it edited away. Threads may share one.
     ``listener`` hears all windows. Raises ProcessorRequired for a backbone without a chat template.
     """
 
@@ -63,6 +63,7 @@ class Anchors:
         branches: Branches | None = None,
         prompt_limit: int = 1,
         listener: Listener | None = None,
+        trail_bytes: int = KEPT,
     ) -> None:
         check_policy(policy)
         if max_tokens is not None:
@@ -71,6 +72,7 @@ class Anchors:
         self.store = store
         self.conversations = conversations or conversations_of(backbone)
         self.branches = branches or Branches()
+        self.trail = Trail(trail_bytes)
         self.calls = call_form(backbone)
         self.prefill_count = 0
         self.max_tokens = max_tokens
@@ -113,6 +115,12 @@ class Anchors:
         """A fork of a window; ``apart`` as in `KameraWindow.fork`."""
         with self._lock:
             return window.fork(apart=apart)
+
+    def leave(self, stretch: Stretch) -> None:
+        """Keep a stretch that its session has left, for a client that takes its edit back."""
+        if isinstance(stretch.window, KameraWindow):
+            window = self.fork(stretch.window, apart=True)
+            self.trail.keep(replace(stretch, window=window), self.memory(window).own)
 
     def memory(self, window: SessionWindow | None) -> WindowMemory:
         """The bytes of a window; none without one, or of one over an engine, which has the KV."""

@@ -13,11 +13,11 @@ import torch
 
 from kamera import forks
 from kamera.content import Message, Rendered, own_messages, shown_message
-from kamera.edits import Directive, EditPolicy, Snap, edit_messages
+from kamera.edits import Directive, EditPolicy, Snap, edit_messages, same
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError
 from kamera.patches import later_of
-from kamera.sessions.anchors import Anchors, SessionWindow
+from kamera.sessions.anchors import Anchors
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import lock_folder, read_document
@@ -25,8 +25,9 @@ from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_opt
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.persist import find_policy, load_session, save_session
 from kamera.sessions.sampling import Options, closing_ids, refuse_own_options
-from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show
+from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show, spoken_ids
 from kamera.sessions.stream import Stream
+from kamera.sessions.trail import SessionWindow
 from kamera.sessions.turn import Turn, TurnReport, TurnUsage, read_answer
 from kamera.store import ChunkStore, check_store
 from kamera.trust import ReusePolicy
@@ -87,10 +88,20 @@ class ChatSession:
     def _begin(self, anchors: Anchors, manner: Manner, state: State) -> None:
         self.backbone, self.store = anchors.backbone, anchors.store
         self.manner = manner
-        self.state = state  # the window in it is written to by no turn: each works on a branch
         self._anchors, self._conversations = anchors, anchors.conversations
+        self.state = state
         self._lock, self._account = forks.Lock(), Account()
         self._anticipation = Anticipation(self.backbone)
+
+    @property
+    def state(self) -> State:
+        """What a turn replaces. The window in it is written to by no turn: each works on a branch."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self._anchors.trail.add(state)
 
     @property
     def edit_policy(self) -> EditPolicy | None:
@@ -191,7 +202,10 @@ class ChatSession:
         assert text is not None, "options were given"
         text, content, calls, message = read_answer(text, stream, self._anchors.calls, tools)
         self._anticipation.remember(base.messages, history)
-        self.state = state = state.after_turn((*history, message))
+        is_said = not scratch and report.uncached is None
+        state = replace(state, spoken=spoken_ids(state, stream.ids) if is_said else None)
+        self._publish(state.after_turn((*history, message)))
+        state = self.state
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
         report = replace(report, first_token=stream.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
@@ -266,7 +280,7 @@ class ChatSession:
             parts = self._conversations, self.state.messages, directives
             history = edit_messages(*parts, tools=self.manner.tools, snap=snap)
             state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
-            self.state = state.after_change(messages=tuple(history), last=None)
+            self._publish(state.after_change(messages=tuple(history), last=None))
         return report
 
     def fork(self) -> ChatSession:
@@ -276,10 +290,10 @@ class ChatSession:
     def save(self, path: str | Path, *, session_id: str | None = None) -> None:
         """Write the session to a directory of its own: history, pictures (as PNG), the window bit for bit.
 
-        Replaces a session saved there in one step. ``session_id`` is noted as its id in a pool. An
-        ``edit_policy`` is code and is not saved. Raises SessionConflict if this session was saved there and
-        another went on from it, StoreError if the operating system refuses or the directory holds other
-        files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a missing picture.
+        Replaces a session saved there in one step. ``session_id`` is noted as its id in a pool. Raises
+        SessionConflict if this session was saved there and another went on from it, StoreError if the
+        operating system refuses or the directory holds other files, `ValueError` for a message that JSON
+        cannot hold, UnreadableMedia for a missing picture.
         """
         refuse_over_engine(self._anchors, "a saved session")
         with lock_folder(Path(path)):
@@ -331,11 +345,17 @@ class ChatSession:
         """Messages whose media nobody else can change, read now. Raises UnreadableMedia."""
         return own_messages(messages, self.backbone.builder.limits)
 
+    def _publish(self, state: State) -> None:
+        """Go on with ``state``. What its client has edited away may come back, and is kept for a while."""
+        old, self.state = self.state, state
+        if not same(state.messages[: len(old.messages)], old.messages):
+            self._anchors.leave(old)
+
     def _behind(self, turn_id: str) -> State:
         """The state from which a turn goes on behind any earlier one. Raises UnknownTurn."""
         history = self._anchors.branches.history(turn_id)
-        is_borrowed = self.state.is_borrowed or turn_id != self.state.last
-        return replace(self.state, messages=history, last=turn_id, is_borrowed=is_borrowed)
+        state = replace(self.state, messages=history, last=turn_id)
+        return state if turn_id == self.state.last else replace(state, layout=None, window=None, spoken=None)
 
     def _shape(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""

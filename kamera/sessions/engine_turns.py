@@ -22,12 +22,13 @@ from kamera.engines import (
 )
 from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
-from kamera.sessions.anchors import Anchors, SessionWindow
+from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, count_anchor_segments
 from kamera.sessions.modes import choices, mode_of
 from kamera.sessions.ordering import Orders
 from kamera.sessions.sampling import Options, generate_options
 from kamera.sessions.stream import Stream
+from kamera.sessions.trail import SessionWindow
 from kamera.sessions.turn import TurnReport
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, weakest

@@ -102,7 +102,8 @@ def keep_head(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
         shared_tokens = common_prefix(layout.prompt.ids.tolist(), prompt.ids.tolist())
         equal, last = shared_tokens - old[layout.runs[count][0]].start, window.slots[count]
         stay += equal >= last.length or (equal > 0 and len(cut_text(window, last, [equal])) > 1)
-    window.run(window.plan(Arrange(window.slots[:stay], archive=False)))
+    if stay < len(window.slots):  # else what was said behind them stays, too
+        window.run(window.plan(Arrange(window.slots[:stay], archive=False)))
     return Layout(layout.prompt, layout.runs[:count])
 
 

@@ -12,7 +12,7 @@ from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, count_anchor_segments
-from kamera.sessions.modes import OF_THE_PROMPT, first_that_knows_more, laxest_treatment, worth_to_others
+from kamera.sessions.modes import OF_THE_PROMPT, laxest_treatment, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, terms_in_force
 
@@ -24,15 +24,13 @@ class Candidate:
     """What a choice needs of a session, in memory or saved.
 
     ``guarantee`` is the weakest in its window; ``on_leave`` the least strict treatment that an edit of it may
-    come to; ``tails`` those of its history that are its own (`kamera.sessions.owners`). The first ``clean``
-    segments of its prompt are in KV that knows nothing else.
+    come to; ``tails`` those of its history that are its own (`kamera.sessions.owners`).
     """
 
     layout: Layout
     guarantee: Guarantee
     on_leave: OnLeave
     tails: frozenset[str] = frozenset()
-    clean: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Match:
     """The chosen session, the reason for it, the tokens that it saves, and counts of the rejected ones."""
 
     name: str | None = None
-    how: Literal["by_owner", "by_prefix", "by_edit", "by_head"] | None = None
+    how: Literal["by_owner", "by_prefix", "by_edit"] | None = None
     saved_tokens: int = 0
     too_little: int = 0
     tainted: int = 0
@@ -54,8 +52,7 @@ def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Cand
         return None
     policy = terms_in_force(window).served
     on_leave = laxest_treatment(session.manner.mode, policy.minimum, policy.samples)
-    clean = [end for _, end in layout.runs[: first_that_knows_more(window.slots)]]
-    return Candidate(layout, worth_to_others(window), on_leave, tails, clean[-1] if clean else 0)
+    return Candidate(layout, worth_to_others(window), on_leave, tails)
 
 
 def best_match(
@@ -68,10 +65,10 @@ def best_match(
     other places is edited: it is the same conversation, and a second session would only take memory. Of
     equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
     an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
-    edited in a mode that would leave such KV. A sample counts as such KV. What such a session has of the
-    prompt's beginning, in KV that knows nothing else, is lent to a new one, if that saves more.
+    edited in a mode that would leave such KV. A sample counts as such KV. A new session may still begin with
+    what another has of its prompt (`kamera.sessions.trail`).
     """
-    head, least, tainted = best_head(prompt, sessions), max(min_tokens, 1), 0
+    least, tainted = max(min_tokens, 1), 0
     best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved_tokens=-1))
     for name, session in sessions.items():
         if anchor_ids(session.layout.prompt) != anchor_ids(prompt):
@@ -91,22 +88,10 @@ def best_match(
             best["edit"] = max(best["edit"], Match(name, "by_edit", edit), key=_saved_tokens)
             best["alike"] = max(best["alike"], Match(name, "by_edit", both), key=_saved_tokens)
     for way, enough in (("prefix", 1), ("edit", least), ("alike", least)):
-        if best[way].saved_tokens >= max(enough, head.saved_tokens):
+        if best[way].saved_tokens >= enough:
             return replace(best[way], tainted=tainted)
-    if head.saved_tokens >= least:
-        return replace(head, tainted=tainted)
     has_match = any(one.name is not None for one in best.values())
     return Match(too_little=int(has_match), tainted=tainted)
-
-
-def best_head(prompt: Rendered, sessions: Mapping[str, Candidate]) -> Match:
-    """The session that has the most of a prompt's beginning in KV that knows nothing else."""
-    best = Match()
-    for name, session in sessions.items():
-        if anchor_ids(session.layout.prompt) == anchor_ids(prompt):
-            saved_tokens, _ = _prefix(session.layout, prompt.cut_as(session.layout.prompt), session.clean)
-            best = Match(name, "by_head", saved_tokens) if saved_tokens > best.saved_tokens else best
-    return best
 
 
 def _goes_on(old_prompt: Rendered, prompt: Rendered) -> bool:
@@ -119,13 +104,10 @@ def _goes_on(old_prompt: Rendered, prompt: Rendered) -> bool:
     return all(s.id in old_ids or (s.media is None and s.num_tokens < GLUE) for s in prompt.segments[:last])
 
 
-def _prefix(layout: Layout, prompt: Rendered, last: int | None = None) -> tuple[int, int]:
-    """Tokens after the anchor: in the common prefix of window and prompt, and in the window altogether.
-
-    Of the window's prompt the segments before ``last`` count.
-    """
+def _prefix(layout: Layout, prompt: Rendered) -> tuple[int, int]:
+    """Tokens after the anchor: in the common prefix of window and prompt, and in the window altogether."""
     segments, anchor = layout.prompt.segments, count_anchor_segments(prompt)
-    last = (layout.runs[-1][1] if layout.runs else 0) if last is None else last
+    last = layout.runs[-1][1] if layout.runs else 0
     same = min(last, common_prefix(layout.prompt.segment_ids(), prompt.segment_ids()))
     shared_tokens, window_tokens = (sum(s.num_tokens for s in segments[anchor:stop]) for stop in (same, last))
     return shared_tokens, window_tokens

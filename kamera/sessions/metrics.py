@@ -12,8 +12,7 @@ class PoolMetrics:
     """Counts of a pool's requests since its construction.
 
     ``by_id``, ``by_owner``, ``by_prefix``, ``by_edit``: the session was named, is that of the conversation
-    that goes on, held a prefix of the prompt, or was the cheapest to edit. ``by_head``: a new session began
-    with what another one has of its prompt's beginning. ``opened``: a new session.
+    that goes on, held a prefix of the prompt, or was the cheapest to edit. ``opened``: a new session.
     ``resumed``: a saved session was read first. ``forked``: a matched session was busy, so a fork answered.
     ``too_little``: a session shared fewer than ``min_tokens``.
     ``tainted``: a session was skipped because its KV is conditioned on content outside its prompt.
@@ -30,7 +29,6 @@ class PoolMetrics:
     by_owner: int = 0
     by_prefix: int = 0
     by_edit: int = 0
-    by_head: int = 0
     opened: int = 0
     resumed: int = 0
     forked: int = 0

@@ -143,7 +143,7 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
     said, turns = load_turns(path, document)
     branches.restore(turns)
     messages = tuple(said[i] for i in document.messages)
-    state = State(messages, document.turn, changes=document.changes, last=document.last)
+    state = State(messages=messages, turn=document.turn, changes=document.changes, last=document.last)
     if messages_only:
         return state
     state, saved_window = replace(state, ids=document.ids), document.window

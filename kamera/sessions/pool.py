@@ -23,7 +23,7 @@ from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
 from kamera.sessions.layout import anchor_ids
-from kamera.sessions.match import Entries, Entry, Match, best_head, best_match, candidates, evict_sessions
+from kamera.sessions.match import Entries, Entry, Match, best_match, candidates, evict_sessions
 from kamera.sessions.metrics import PoolMetrics, turn_counts
 from kamera.sessions.modes import Manner, SessionMode
 from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
@@ -31,6 +31,7 @@ from kamera.sessions.sampling import refuse_own_options
 from kamera.sessions.saved import SavedSessions, check_saving
 from kamera.sessions.stream import Stream
 from kamera.sessions.telling import Telling, Traces, as_session
+from kamera.sessions.trail import KEPT
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.store import ChunkStore, check_store, parse_size
 from kamera.trust import ReusePolicy, check_policy
@@ -111,6 +112,8 @@ class SessionPool:
         self._manner = Manner(None, mode, edit_policy, uncached, reuse)
         self._traces, self._branches, self._engine = trace, {} if branches is None else branches, engine
         options = {"max_tokens": max_tokens, "policy": policy, "prompt_limit": SYSTEM_PROMPTS}
+        if self.max_bytes is not None:
+            options["trail_bytes"] = min(KEPT, self.max_bytes // 8)
         self._windows: dict[str, Any] = {**options, "conversations": conversations_of(self.backbone)}
         self._tenants: dict[str, Anchors] = {}
         self._saves = None if save is None else SavedSessions(save, saved_limit)
@@ -320,18 +323,18 @@ class SessionPool:
                     raise UnknownSession(
                         f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
                     )
-            matched_id, is_lent = session_id, False
+            matched_id = session_id
             if entry is None and prompt is not None:
                 match = self._match(incoming, prompt, tails)
-                matched_id, is_lent = match.name, match.how == "by_head"
+                matched_id = match.name
                 entry = None if matched_id is None else self._entries[tenant, matched_id]
             name = session_id or matched_id or secrets.token_hex(8)
-            if entry is None or entry.busy or is_lent or name != matched_id:  # another session answers
+            if entry is None or entry.busy or name != matched_id:  # another session answers
                 state = None
                 if entry is not None:
-                    state = entry.session.state.lend() if is_lent else entry.session.state
+                    state = entry.session.state
                     name = secrets.token_hex(8) if name == matched_id else name
-                    self._counts["forked"] += entry.busy and not is_lent
+                    self._counts["forked"] += entry.busy
                 self._counts["opened"] += entry is None
                 session = open_session(incoming.anchors, incoming.manner, state)
                 entry = self._entries[tenant, name] = Entry(session)
@@ -346,7 +349,7 @@ class SessionPool:
         else:
             last = {self._entries[incoming.tenant, name].session.state.last: name for name in sessions}
             name = last.get(incoming.after)
-            match = best_head(prompt, sessions) if name is None else Match(name, "by_owner")
+            match = Match(name, None if name is None else "by_owner")
         self._counts["too_little"] += match.too_little
         self._counts["tainted"] += match.tainted
         if match.how is not None:
@@ -415,6 +418,8 @@ class SessionPool:
                 if self._entries.get(key) is entry:  # else it was dropped meanwhile
                     self._entries.move_to_end(key)
                 is_dropped = key not in self._entries
-                self._counts.update(evict_sessions(self._entries, self.max_sessions, self.max_bytes))
+                left = sum(anchors.trail.nbytes for anchors in self._tenants.values())
+                limit = None if self.max_bytes is None else self.max_bytes - left
+                self._counts.update(evict_sessions(self._entries, self.max_sessions, limit))
         if is_dropped and self._saves is not None:
             self._saves.remove(*key)

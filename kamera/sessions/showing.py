@@ -23,7 +23,7 @@ from kamera.errors import (
     WindowFull,
 )
 from kamera.reuse import Admission, Recut, admissions_after_run, admissions_of, discovery_of, recut, strict
-from kamera.sessions.anchors import Anchors, SessionWindow
+from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import History
 from kamera.sessions.engine_turns import EngineAnchors, engine_messages, show_by_engine
 from kamera.sessions.layout import (
@@ -41,19 +41,19 @@ from kamera.sessions.layout import (
 from kamera.sessions.modes import Manner, choices, mode_of
 from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.sampling import Options
+from kamera.sessions.trail import SessionWindow, Stretch
 from kamera.sessions.turn import TurnReport, turn_report
 from kamera.window import Dialogue, EngineWindow, KameraWindow, cut_text, respond, terms_in_force
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """The state that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` the window's.
+class State(Stretch):
+    """The state that a turn changes. ``ids`` are the last prompt's tokens.
 
     ``changes`` are the ids of the changes that made it, in order: answers and edits. Of two states of a
     session one goes on from the other if it has the other's last change.
 
-    ``last`` is the turn whose history these messages are; None once edited. Of a window that ``is_borrowed``
-    the next prompt uses only what it begins with: the rest is another conversation's, or a later turn's.
+    ``last`` is the turn whose history these messages are; None once edited.
 
     ``next_state`` is what was prepared for the next prompt, of a state that is about to be changed.
     """
@@ -61,18 +61,15 @@ class State:
     messages: History = ()
     turn: int = 0
     ids: torch.Tensor | None = None
-    layout: Layout | None = None
-    window: SessionWindow | None = None
     admissions: tuple[Admission, ...] = ()
     changes: tuple[str, ...] = ()
     last: str | None = None
-    is_borrowed: bool = False
     next_state: State | None = None
 
     def start_of(self, prompt: Rendered) -> tuple[State, int]:
         """This state, or what was prepared, if that has more of the prompt in place; and how many tokens."""
         next_state = self.next_state
-        if next_state is None or next_state.layout is None or self.layout is None or self.is_borrowed:
+        if next_state is None or next_state.layout is None or self.layout is None:
             return self, 0
         more = prefix_tokens(next_state.layout, prompt) - prefix_tokens(self.layout, prompt)
         return (next_state, more) if more > 0 else (self, 0)
@@ -85,10 +82,6 @@ class State:
         """A state that goes on from this one by one turn, whose id is its last change."""
         state = self.after_change(messages=history, turn=self.turn + 1)
         return replace(state, last=state.changes[-1])
-
-    def lend(self) -> State:
-        """A new conversation, which may use what its first prompt and this one's window begin with."""
-        return State(layout=self.layout, window=self.window, is_borrowed=True)
 
     def check_seen(self, old_state: State, history: Sequence[Message] = ()) -> None:
         """Raise SessionConflict if this went on from ``old_state``, and ``history`` begins otherwise."""
@@ -133,37 +126,99 @@ def show(
     if not isinstance(anchors, EngineAnchors):
         _check_length(anchors, prompt)
     start, anticipated = old.start_of(prompt)
-    base, window, opening = start.layout, start.window, Spent()
-    # an engine shares by itself what prompts begin with
-    opens_window = old.is_borrowed and isinstance(anchors, EngineAnchors)
-    if window is None or base is None or opens_window or anchor_ids(base.prompt) != anchor_ids(prompt):
-        base = None
-        window, opening = anchors.open(anchor_tokens(prompt))
+    is_own = start.layout is not None and anchor_ids(start.layout.prompt) == anchor_ids(prompt)
+    base = start if is_own else Stretch()
+    window: SessionWindow
+    if isinstance(anchors, EngineAnchors):
+        parts = (anchors, base, prompt, engine_messages(messages), manner, modes, options, start_time)
+        window, layout, report, answer = _show_by_engine(*parts)
     else:
-        window, prompt = anchors.fork(window), prompt.cut_as(base.prompt)
-    if isinstance(window, EngineWindow):
-        dialogue = Dialogue(question_ids(prompt), engine_messages(messages), manner.tools or ())
-        orders = Orders(anchors, prompt, base, window.slots)
-        layout, report, answer = show_by_engine(anchors, window, orders, modes, dialogue, options, start_time)
-    else:
-        arguments = (base, prompt, modes, manner.reuse, old.is_borrowed)
-        choice, recut_prompt = choose_treatment(anchors, window, *arguments)
-        layout, report, answer = _carry_out(window, choice, opening, options, manner.reuse)
-        if recut_prompt is not None:
-            discovery_of(anchors.backbone, anchors.store).add(recut_prompt.prompt, recut_prompt.cuts)
-    if base is not None and old.layout is not None and not old.is_borrowed:
+        way = _cheapest_way(anchors, base, prompt, modes, manner.reuse)
+        window, (layout, report, answer) = way.window, _carry_out(way, options, manner.reuse)
+        if way.recut is not None:
+            discovery_of(anchors.backbone, anchors.store).add(way.recut.prompt, way.recut.cuts)
+    if is_own and old.layout is not None:
         report = replace(report, left=count_dropped_tokens(old.layout, layout.prompt))
     if old.next_state is not None:
         report = replace(report, anticipated=anticipated)
-    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=report.admissions)
-    return Shown(replace(state, next_state=None, is_borrowed=False), report, answer)
+    state = replace(old, layout=layout, window=window, spoken=None, next_state=None)
+    return Shown(replace(state, ids=layout.prompt.ids, admissions=report.admissions), report, answer)
 
 
-def _carry_out(
-    window: KameraWindow, choice: Choice, opening: Spent, options: Options | None, reuse: bool
-) -> tuple[Layout, TurnReport, str | None]:
-    """Run the plan of a choice, and answer with ``options``; ``opening`` prefilled the system prompt."""
-    slots, (order, plan), answer = window.slots, choice[1:], None
+class Way(NamedTuple):
+    """A window and what is to be done to it; what of the prompt was cut anew, and the work of opening it."""
+
+    window: KameraWindow
+    choice: Choice
+    recut: Recut | None
+    opening: Spent
+
+
+def _cheapest_way(
+    anchors: Anchors,
+    base: Stretch,
+    prompt: Rendered,
+    modes: Sequence[str],
+    reuse: bool,
+) -> Way:
+    """From a session's own window, from a new one, or from any that has more of the prompt's beginning.
+
+    Never more tokens run than a prefix cache of all these windows would run.
+    """
+    head, shared_tokens = anchors.trail.best(prompt, but=base)
+    way = None
+    if isinstance(base.window, KameraWindow) and base.layout is not None:
+        window = anchors.fork(base.window)
+        own_prompt = prompt.cut_as(base.layout.prompt)
+        treatment = choose_treatment(anchors, window, base.layout, own_prompt, modes, reuse)
+        way = Way(window, *treatment, Spent())
+        run_tokens = way.choice.plan.cost.tokens + len(question_ids(prompt))
+        if prompt.num_tokens - shared_tokens >= run_tokens:
+            return way
+    if head is not None and isinstance(head.window, KameraWindow) and head.layout is not None:
+        window = anchors.fork(head.window)
+        own_prompt = prompt.cut_as(head.layout.prompt)
+        layout = keep_head(window, head.layout, own_prompt)
+        treatment = choose_treatment(anchors, window, layout, own_prompt, modes, reuse)
+        return Way(window, *treatment, Spent())
+    if way is not None:
+        return way
+    new_window, opening = anchors.open(anchor_tokens(prompt))
+    assert isinstance(new_window, KameraWindow), "no engine's"
+    return Way(new_window, *choose_treatment(anchors, new_window, None, prompt, modes, reuse), opening)
+
+
+def _show_by_engine(
+    anchors: EngineAnchors,
+    base: Stretch,
+    prompt: Rendered,
+    history: tuple[dict[str, Any], ...],
+    manner: Manner,
+    modes: Sequence[str],
+    options: Options | None,
+    start_time: float,
+) -> tuple[EngineWindow, Layout, TurnReport, str | None]:
+    """The prompt by an engine's window, which shares by itself what prompts begin with."""
+    if isinstance(base.window, EngineWindow) and base.layout is not None:
+        window, prompt = anchors.fork(base.window), prompt.cut_as(base.layout.prompt)
+    else:
+        window, _ = anchors.open(anchor_tokens(prompt))
+    dialogue = Dialogue(question_ids(prompt), history, manner.tools or ())
+    orders = Orders(anchors, prompt, base.layout, window.slots)
+    return (window, *show_by_engine(anchors, window, orders, modes, dialogue, options, start_time))
+
+
+def spoken_ids(state: State, answer: Sequence[int]) -> torch.Tensor | None:
+    """What a window has said behind its chunks once it has answered so: of the last token it has no KV."""
+    if state.layout is None or not answer or not isinstance(state.window, KameraWindow):
+        return None
+    return torch.cat([state.question, torch.tensor(answer[:-1], dtype=torch.int64)])
+
+
+def _carry_out(way: Way, options: Options | None, reuse: bool) -> tuple[Layout, TurnReport, str | None]:
+    """Run the plan of a way, and answer with ``options``."""
+    window, (on_leave, order, plan), _, opening = way
+    slots, answer = window.slots, None
     admissions = admissions_of(window, plan, order.recurring) if reuse else ()
     if options is None:
         report = window.run(plan)
@@ -171,7 +226,7 @@ def _carry_out(
         response, report = respond(window, question_ids(order.layout.prompt), plan, **options)
         answer = str(response)
     admissions = admissions_after_run(admissions, plan, window.slots) if reuse else ()
-    tokens, mode = order.layout.prompt.num_tokens, mode_of(choice.on_leave)
+    tokens, mode = order.layout.prompt.num_tokens, mode_of(on_leave)
     return order.layout, turn_report(slots, report, window, opening, tokens, mode, admissions), answer
 
 
@@ -206,20 +261,18 @@ def choose_treatment(
     prompt: Rendered,
     modes: Sequence[str],
     reuse: bool,
-    is_borrowed: bool = False,
 ) -> tuple[Choice, Recut | None]:
     """The cheapest way from the ``layout`` of a window to a prompt.
 
     With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
-    their inside. Of a window that ``is_borrowed`` only what the prompt begins with stays. Raises WindowFull
-    and PolicyRefused.
+    their inside. Raises WindowFull and PolicyRefused.
     """
     served_policy = terms_in_force(window).served
     policy = strict(served_policy) if reuse else served_policy
     recut_prompt = _cut_anew(anchors, prompt, layout) if reuse and policy.moves else None
     prompt = prompt if recut_prompt is None else recut_prompt.rendered
     if layout is not None:
-        layout = keep_head(window, layout, prompt) if is_borrowed else _cut_to(window, layout, prompt)
+        layout = _cut_to(window, layout, prompt)
     repeats = () if recut_prompt is None else recut_prompt.again
     keeps_apart, samples = stands_apart(window, reuse), served_policy.samples
     orders = Orders(anchors, prompt, layout, window.slots, repeats, keeps_apart, samples)

@@ -31,14 +31,21 @@ def answered(text: str) -> dict:
 def test_a_text_that_comes_back_is_archived_and_patched_only_if_it_is_long(
     backbone, frames, mode, text, kept
 ):
-    """A client that drops the first picture and takes it back: what stands behind it meets both again."""
+    """A policy drops the first picture and brings it back: what stands behind it meets both again.
+
+    (What a client takes back was kept: it is served as it was.)
+    """
     store = ChunkStore.open("memory://")
-    session = ChatSession(backbone, store, policy=DEFAULT, mode=mode)
-    whole = [shown(frames[0], "look"), answered("yes"), {"role": "user", "content": text}]
-    less = [{"role": "user", "content": "look"}, *whole[1:]]
-    for messages in (whole, less, whole, less, whole):
-        session.send(messages, **OPTIONS)
+
+    def shows_at_times(messages, turn):
+        return [{"role": "user", "content": "look"} if turn % 2 else messages[0], *messages[1:3]]
+
+    session = ChatSession(backbone, store, policy=DEFAULT, mode=mode, edit_policy=shows_at_times)
+    session.send([shown(frames[0], "look"), answered("yes"), {"role": "user", "content": text}], **OPTIONS)
+    for _ in range(4):
         session.flush()
+        session.send("again", **OPTIONS)
+    session.flush()
     slots = session.window.slots
     stored = {row.chunk_id for kind in ("canonical", "exact") for row in store.ls(kind)}
     assert (slots[-1].chunk_id in stored) == kept

@@ -113,7 +113,7 @@ def test_kv_that_knows_more_than_its_prompt_is_its_owners_alone():
 def test_only_kv_of_the_prompt_alone_goes_to_others(guarantee):
     pool = _pool()
     name = pool.send(TALK, **GREEDY).session_id
-    held = replace(candidate(pool.session(name)), guarantee=guarantee, clean=0)
+    held = replace(candidate(pool.session(name)), guarantee=guarantee)
     found = best_match(held.layout.prompt, {name: held}, 1)
     assert (found.name == name) == (guarantee in ("exact", "patched", "orbit"))
     assert found.tainted == (found.name is None)
