@@ -40,7 +40,8 @@ KEEPS = (
     Keep("rotation alone", lead=False),
     Keep("lead exact"),
     Keep("predecessor above 1/2", behind=1),
-    Keep("two predecessors above 1/2", behind=2),
+    Keep("predecessor mixed", behind=1, above=0.0, mixes=True),
+    Keep("two predecessors mixed", behind=2, above=0.0, mixes=True),
 )
 """At every N."""
 
