@@ -51,7 +51,7 @@ def model_directory(name: str) -> str:
     folder = cache_dir() / "benchmarks" / name
     if not folder.is_dir():
         pieces = PARTS[name].pieces()
-        aside, whole = folder.with_suffix(".part"), folder.with_suffix(".gguf")
+        aside, whole = (folder.with_name(f"{name}.{kind}") for kind in ("part", "gguf"))
         shutil.rmtree(aside, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with whole.open("wb") as file:
