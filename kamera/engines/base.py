@@ -71,11 +71,17 @@ class LiveKV(Protocol):
         """Its memory as tensors, free places included; forks may share it. None before the first show."""
 
     def show(self, spans: Sequence[Span], *, room: int = 0) -> Written:
-        """Show ``spans`` one after another, with room for ``room`` more tokens behind them.
+        """Show ``spans`` one after another, with room for ``room`` more tokens that stay behind them.
 
         Spans already in memory are not written: `kamera.engines.moves` decides which bytes are turned and
         patched. After an error it shows nothing, and the next call is correct after any error. Neither the
         spans' KV nor their patches are modified.
+        """
+
+    def hold(self, kv: KV) -> KV:
+        """``kv``, which nobody else refers to, as it may be kept in this memory alone while it is shown.
+
+        Without ``holds`` (`Engine.live`) it is ``kv`` itself.
         """
 
     def read(self, index: int) -> KV:

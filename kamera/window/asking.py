@@ -28,11 +28,6 @@ class Inquiry:
     ids: torch.Tensor
     options: Mapping[str, Any]
 
-    @property
-    def room(self) -> int:
-        """The tokens expected of both."""
-        return len(self.ids) + int(self.options.get("max_new_tokens") or ANSWER)
-
 
 class Response(NamedTuple):
     """An answer, as text or without a processor as token ids ``[new]``, and the operation's report."""
@@ -104,7 +99,7 @@ def state_with_answer(
 
 
 ANSWER = 256
-"""Expected tokens of an answer if ``max_new_tokens`` is not given."""
+"""Tokens that another engine's answer may have if ``max_new_tokens`` is not given."""
 
 Question = Spoken
 """Text, chat messages, or token ids ``[tokens]`` used as given."""
@@ -131,14 +126,13 @@ class Asker:
         ids = [self.question_ids(question) for question in questions]
         longest = max(ids, key=len)
         positions = text_behind(self._stage, self.state, longest)
-        self._stage.show(self.state, Tally(), len(longest))
+        self._stage.show(self.state, Tally())
         return torch.cat(self._backbone.ask(ids, positions, self._stage.live))
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
-        inquiry = Inquiry(self.question_ids(question), options)
-        sequence = sequence_behind(self._stage, self.state, inquiry.ids)
-        self._stage.show(self.state, Tally(), inquiry.room)
+        sequence = sequence_behind(self._stage, self.state, self.question_ids(question))
+        self._stage.show(self.state, Tally())
         return self._backbone.decode(*sequence, self._stage.live, **options).tokens
 
     def exchange_chunk(self, question: Question, answer: torch.Tensor) -> Chunk:

@@ -24,7 +24,7 @@ from kamera.window.recipe import recipe_of, store_state
 from kamera.window.report import SlotReport, Tally
 from kamera.window.requests import Request
 from kamera.window.seats import Seat, Seats, new_number
-from kamera.window.spots import Spots
+from kamera.window.stage import Stage
 from kamera.window.state import Resident, ShownSpan, Slot, WindowState, shift
 from kamera.window.steps import Plan
 from kamera.window.window import KameraWindow
@@ -98,7 +98,7 @@ def cut_text(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple
         ids = resident.facts.encoded.input_ids[start:stop]
         chunk = window._backbone.chunk_from_tensors(ids, label=label)
         parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
-    window._state, window._plans = _cut(state, index, parts, window._stage.spots), ()
+    window._state, window._plans = _cut(state, index, parts, window._stage), ()
     return window.slots[index : index + len(parts)]
 
 
@@ -186,7 +186,7 @@ def _is_plain(seat: Seat, resident: Resident) -> bool:
     return is_text and is_prefilled and not isinstance(copy.kv, CodedKV)
 
 
-def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -> WindowState:
+def _cut(state: WindowState, index: int, facts: Sequence[Facts], stage: Stage) -> WindowState:
     """The state with a text in parts, each prefilled behind those before it."""
     row, copy, start = state.seats.seats, state.residents[index].copy, 0
     seat, parts, tensors = row[index], list[Seat](), dict(state.tensors)
@@ -194,7 +194,7 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -
     for part in facts:
         stop = start + part.length
         places = copy.positions[:, start:stop]
-        home = spots.spot(part, places)
+        home = stage.spots.spot(part, places)
         source = replace(seat.source, home=home, antecedents=antecedents)
         new = replace(
             seat,
@@ -206,7 +206,7 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], spots: Spots) -
             number=new_number(),
         )
         parts.append(new)
-        tensors[new.number] = Resident(part, Copy(kv_slice(copy.kv, start, stop), places))
+        tensors[new.number] = Resident(part, Copy(stage.live.hold(kv_slice(copy.kv, start, stop)), places))
         antecedents, start = (*antecedents, part.chunk_id), stop
     part_ids = [part.chunk_id for part in facts]
     others = [_with_parts(other, seat.chunk_id, part_ids) for other in row[index + 1 :]]

@@ -173,7 +173,7 @@ class _PlanRun:
             head = heads.get(seat.number)
             rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(kvs)
             positions = self.stage.spots.positions(facts, seat.spot)
-            self._ran_at(step, facts, Copy(_join(head, rest), positions))
+            self._ran_at(step, facts, Copy(live.hold(_join(head, rest)), positions))
 
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
@@ -221,7 +221,7 @@ class _PlanRun:
         elif tokens:
             self.tally.add(self.stage.live.show(spans, room=tokens))
             kvs = self.former.backbone.prefill(encoded, [rest_positions, *places[1:]], self.stage.live)
-        kvs = (_join(head, kvs[0]), *kvs[1:])
+        kvs = (self.stage.live.hold(_join(head, kvs[0])), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
 
@@ -238,12 +238,12 @@ class _PlanRun:
         live, engine, start = self.stage.live, self.former.backbone, time.perf_counter()
         sequence = sequence_behind(self.stage, before, inquiry.ids, facts, places)
         inputs = [e for e in encoded if e.num_tokens]
-        room = inquiry.room + sum(e.num_tokens for e in inputs)
-        self.tally.add(live.show(spans or self.stage.spans(before), room=room))
+        tokens = sum(e.num_tokens for e in inputs)
+        self.tally.add(live.show(spans or self.stage.spans(before), room=tokens))
         with engine.measure() as work:
             answer = engine.decode(*sequence, live, inputs, **inquiry.options)
         self.answer = answer
-        self.tally.leave_out(work, answer.forwards, room - inquiry.room, answer.first if inputs else start)
+        self.tally.leave_out(work, answer.forwards, tokens, answer.first if inputs else start)
         return answer.kvs if len(inputs) == len(encoded) else (NO_KV, *answer.kvs)
 
     def _begin(

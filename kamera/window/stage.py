@@ -31,9 +31,9 @@ class Stage:
     spots: Spots
     max_tokens: int | None = None
 
-    def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
-        """Make the live cache show ``state``, with room for ``behind`` more tokens."""
-        tally.add(self.live.show(self.spans(state), room=behind))
+    def show(self, state: WindowState, tally: Tally) -> None:
+        """Make the live cache show ``state``."""
+        tally.add(self.live.show(self.spans(state)))
 
     def spans(self, state: WindowState) -> list[Span]:
         """The spans of the anchor and of the chunks of ``state``."""

@@ -75,7 +75,7 @@ def test_what_stands_where_it_should_is_not_written():
     backbone = model("qwen2_5_vl")
     live = backbone.live()
     a, b, c, d = spans_of(backbone, (0, 2, 4, 6), (0, 0, 1, 0))
-    live.show([a, b, c])
+    live.show([a, b, c], room=d.length)
     marked = live.read(1)[0]["k"]
     marked.fill_(7.0)  # a write of b would wipe it out
     for spans in ([a, b, c, d], [b, c, d], [a, b, d], [b, d]):
@@ -119,11 +119,10 @@ def test_what_a_question_appends_is_forgotten():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family, monkeypatch):
-    monkeypatch.setattr("kamera.engines.hf.live.SLACK", 4)
+def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family):
     backbone = model(family)
     live = backbone.live()
-    live.show(spans_of(backbone, (3, 7), (0, 1)))
+    live.show(spans_of(backbone, (3, 7), (0, 1)), room=9)
     before = shown(live)
     ids = torch.arange(20, 60)
     slow = forwards.make_cache(backbone, [before])
@@ -281,11 +280,11 @@ def test_a_fork_writes_what_differs_and_takes_no_room_of_its_own():
     backbone = model("qwen2_5_vl")
     live = backbone.live()
     spans = spans_of(backbone, range(6), [0] * 6)
-    live.show(spans)
+    [last] = spans_of(backbone, (7,), (3,))
+    live.show(spans, room=last.length)
     numbered(live.read(1))
     before = rooms(live)
     forks = [live.fork() for _ in range(64)]
-    [last] = spans_of(backbone, (7,), (3,))
     for i, fork in enumerate(forks[:4]):
         written = fork.show([*spans, last])
         assert written.bytes_patched == (0 if i else last.patch.nbytes)  # it stands, for the next ones
@@ -323,8 +322,7 @@ def test_a_fork_leaves_a_room_that_another_is_reading():
     branch.check_integrity()
 
 
-def test_a_family_that_outgrows_its_room_moves_together(monkeypatch):
-    monkeypatch.setattr("kamera.engines.hf.live.SLACK", 1)
+def test_a_family_that_outgrows_its_room_moves_together():
     backbone = model("qwen2_5_vl")
     live = backbone.live()
     spans = spans_of(backbone, range(8), [0] * 8)
@@ -335,8 +333,7 @@ def test_a_family_that_outgrows_its_room_moves_together(monkeypatch):
     assert rooms(live, branch) == rooms(live) == rooms(branch)
 
 
-def test_a_full_buffer_is_compacted_and_not_reallocated(monkeypatch):
-    monkeypatch.setattr("kamera.engines.hf.live.SLACK", 1)
+def test_a_full_buffer_is_compacted_and_not_reallocated():
     backbone = model("qwen2_5_vl")
     live = backbone.live()
     spans = spans_of(backbone, range(8), [0] * 8)

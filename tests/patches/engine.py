@@ -79,6 +79,9 @@ class PlainLive:
         other.show(self.shown)
         return other
 
+    def hold(self, kv: KV) -> KV:
+        return kv
+
     def check_integrity(self) -> None:
         assert len(self.shown) == len(self.written)
 

@@ -6,8 +6,7 @@ model. Measured on transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,23 +74,26 @@ def read(
         return kv_slice(cache.whole, first + start, first + (length if stop is None else min(stop, length)))
     out: list[LayerKV] = []
     for layer, spec in zip(cache.layers, layout, strict=False):
-        tensors = _tensors(layer)
-        out.append({c.name: _without_batch(tensors[c.tensor], row)[:, start:stop] for c in spec.channels})
+        parts = {c.name: _tokens(layer, c.tensor, start, stop) for c in spec.channels}
+        out.append({name: _without_batch(tensor, row) for name, tensor in parts.items()})
     out.extend({} for _ in layout[len(out) :])
     return kv_of(out, groups)
 
 
 def is_in_room(cache: ModelCache) -> bool:
-    """True if all tokens of a cache stand in the room in which it grew."""
-    return isinstance(cache, _Growing) and all(map(_ROOM, cache.kv_layers))
+    """True if all tokens of a cache stand in the room in which it grew, and nobody else writes there."""
+    if not isinstance(cache, _Growing) or cache.whole is NO_KV:
+        return False
+    return all(layer.is_in_room for layer in cache.kv_layers)
 
 
-def growing_cache(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
+def growing_cache(config: Any, layout: Layout, room: KV, start: int, stop: int, end: int) -> ModelCache:
     """A batch-1 cache of the tokens ``start:stop`` of ``room`` that grows into the room behind them.
 
-    ``room`` holds the channels of all layers ``[layers, heads, capacity, dim]``. Appended tokens are written
-    there in place; a cache that outgrows the room, or becomes several sequences, continues by concatenation.
-    After `detach` it never writes into the room again.
+    ``room`` holds the channels of all layers ``[layers, heads, capacity, dim]``. Tokens that are appended are
+    written there in place up to ``end``; others are kept apart, and joined with those of the room for one
+    layer at a time. A cache that becomes several sequences leaves the room. After `detach` it never writes
+    into the room again.
     """
     empty = new_cache(config)
     if start == stop:
@@ -103,21 +105,23 @@ def growing_cache(config: Any, layout: Layout, room: KV, start: int, stop: int) 
         channels = layout[layers[0]].channels
         if not channels:
             continue
-        rows: Rows = {c.tensor: block[c.name][:, None, :, start:].unbind(0) for c in channels}
+        rows: Rows = {c.tensor: block[c.name][:, None, :, start:end].unbind(0) for c in channels}
         kind = _InPlaceIndexed if "indexer_keys" in rows else _InPlace
         for row, layer in enumerate(layers):
-            room_layer = kind(rows, row, stop - start)
+            room_layer = kind({name: tensors[row] for name, tensors in rows.items()}, stop - start)
             cache.layers[layer] = room_layer
             cache.kv_layers.append(room_layer)
     return cache
 
 
 def detach(cache: ModelCache) -> None:
-    """Detach a cache from the room it grew in: others may write the room then."""
+    """Detach a cache from the room it grew in: others may write the room behind its tokens then."""
     if isinstance(cache, _Growing):
         cache.whole = NO_KV
         for layer in cache.kv_layers:
-            layer.room = None
+            for tensor in layer.tensors.values():
+                if isinstance(tensor, _Grown):
+                    tensor.room = tensor.room.narrow(-2, 0, tensor.length)
 
 
 class _Growing(DynamicCache):
@@ -129,59 +133,118 @@ class _Growing(DynamicCache):
         self.kv_layers: list[_InPlace] = []  # the layers that keep KV
 
 
-class _InPlace(DynamicLayer):
-    """A layer whose tokens are the first of ``room``: keys and values ``[1, heads, capacity, dim]`` of the
-    layer at ``row`` of a block. Updates write the next ones.
+class _Grown:
+    """The tokens of one tensor: the first ``length`` of its ``room``, and the rest, which found no place.
 
-    ``room`` is None once it has left it, or was detached.
+    Tokens are the dimension before the last. ``room`` ends where it may be written.
     """
 
-    def __init__(self, rows: Rows, row: int, length: int) -> None:
+    def __init__(self, room: torch.Tensor, length: int) -> None:
+        self.room, self.length = room, length
+        self.rest = room.narrow(-2, 0, 0)
+
+    @property
+    def tokens(self) -> int:
+        """Their number."""
+        return self.length + self.rest.shape[-2]
+
+    def append(self, new: torch.Tensor) -> torch.Tensor:
+        """All tokens, ``new`` ones behind the others."""
+        stop = self.length + new.shape[-2]
+        if self.rest.shape[-2] or stop > self.room.shape[-2]:
+            self.rest = torch.cat([self.rest, new], dim=-2)
+        else:
+            self.room.narrow(-2, self.length, new.shape[-2]).copy_(new)
+            self.length = stop
+        return self.span()
+
+    def span(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Tokens ``start:stop``: a view where they stand in one place, else a copy."""
+        stop = self.tokens if stop is None else min(stop, self.tokens)
+        if stop <= self.length:
+            return self.room[..., start:stop, :]
+        rest = self.rest[..., max(0, start - self.length) : stop - self.length, :]
+        return rest if start >= self.length else torch.cat([self.room[..., start : self.length, :], rest], -2)
+
+    def crop(self, tokens: int) -> None:
+        """Drop all behind the first ``tokens``."""
+        self.rest = self.rest[..., : max(0, tokens - self.length), :]
+        self.length = min(self.length, tokens)
+
+
+def _tensor(name: str) -> property:
+    """A layer's tensor by its name of transformers: what is written there leaves the room."""
+
+    def read(layer: _InPlace) -> torch.Tensor | None:
+        tensor = layer.tensors[name]
+        return tensor.span() if isinstance(tensor, _Grown) else tensor
+
+    def write(layer: _InPlace, value: torch.Tensor | None) -> None:
+        layer.tensors[name] = value
+
+    return property(read, write)
+
+
+class _InPlace(DynamicLayer):
+    """A layer whose ``tensors``, keys and values ``[1, heads, tokens, dim]``, grow in a room.
+
+    Of several sequences, and after all that writes them otherwise, they are tensors of its own.
+    """
+
+    keys: Any = _tensor("keys")
+    values: Any = _tensor("values")
+
+    def __init__(self, rooms: Mapping[str, torch.Tensor], length: int) -> None:
+        self.tensors: dict[str, _Grown | torch.Tensor | None] = {}
         super().__init__()
-        keys, values = rows["keys"][row], rows["values"][row]
-        self.lazy_initialization(keys, values)
-        self.room: tuple[torch.Tensor, torch.Tensor] | None = (keys, values)
-        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+        self.lazy_initialization(rooms["keys"], rooms["values"])
+        self.tensors |= {name: _Grown(room, length) for name, room in rooms.items()}
+
+    @property
+    def is_in_room(self) -> bool:
+        """True if all its tokens are."""
+        return all(isinstance(t, _Grown) and not t.rest.shape[-2] for t in self.tensors.values())
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As of a `DynamicLayer`, without the concatenation while there is room."""
-        room, old_keys = self.room, self.keys
-        if room is None or old_keys is None:
-            return super().update(key_states, value_states, *args, **kwargs)
-        keys, values = room
-        start, stop = old_keys.shape[2], old_keys.shape[2] + key_states.shape[2]
-        # beam search and several sequences leave the room: they have other tensors
-        if key_states.shape[0] != 1 or old_keys.data_ptr() != keys.data_ptr() or stop > keys.shape[2]:
-            self.room = None
-            return super().update(key_states, value_states, *args, **kwargs)
-        keys[:, :, start:stop], values[:, :, start:stop] = key_states, value_states
-        self.keys, self.values = keys[:, :, :stop], values[:, :, :stop]
-        return self.keys, self.values
+        keys, values = self.tensors["keys"], self.tensors["values"]
+        if isinstance(keys, _Grown) and isinstance(values, _Grown) and key_states.shape[0] == 1:
+            return keys.append(key_states), values.append(value_states)
+        return super().update(key_states, value_states, *args, **kwargs)
+
+    def get_seq_length(self) -> int:
+        """Tokens held."""
+        keys = self.tensors["keys"]
+        return keys.tokens if isinstance(keys, _Grown) else super().get_seq_length()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """As of a `DynamicLayer`: the room stays."""
+        left = self.get_seq_length() - abs(tokens_to_remove)
+        if any(not isinstance(t, _Grown) for t in self.tensors.values()):
+            return super().crop(tokens_to_remove)
+        for tensor in self.tensors.values():
+            assert isinstance(tensor, _Grown)
+            tensor.crop(left)
 
 
 class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
-    """An `_InPlace` layer with the keys of an indexer."""
+    """An `_InPlace` layer with the keys of an indexer ``[1, tokens, dim]``."""
 
-    def __init__(self, rows: Rows, row: int, length: int) -> None:
-        super().__init__(rows, row, length)
-        self._index = rows["indexer_keys"][row][0]
-        self.lazy_initialization_indexer(self._index)
-        self.indexer_keys = self._index[:, :length]
+    indexer_keys: Any = _tensor("indexer_keys")
+
+    def __init__(self, rooms: Mapping[str, torch.Tensor], length: int) -> None:
+        index = rooms["indexer_keys"][0]
+        super().__init__({**rooms, "indexer_keys": index}, length)
+        self.is_indexer_initialized, self.indexer_dtype, self.indexer_device = True, index.dtype, index.device
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """As of a `DynamicIndexedLayer`, without the concatenation while there is room."""
-        old_keys, room = self.indexer_keys, self._index
-        assert old_keys is not None
-        start, stop = old_keys.shape[1], old_keys.shape[1] + indexer_key_states.shape[1]
-        one = indexer_key_states.shape[0] == 1
-        if self.room is None or not one or old_keys.data_ptr() != room.data_ptr() or stop > room.shape[1]:
-            self.room = None
-            return super().update_indexer(indexer_key_states)
-        room[:, start:stop] = indexer_key_states
-        self.indexer_keys = room[:, :stop]
-        return self.indexer_keys
+        index = self.tensors["indexer_keys"]
+        if isinstance(index, _Grown) and indexer_key_states.shape[0] == 1:
+            return index.append(indexer_key_states)
+        return super().update_indexer(indexer_key_states)
 
 
 def repeat(cache: ModelCache, times: int) -> ModelCache:
@@ -344,7 +407,10 @@ class CompletingCache(DynamicCache):
         return whole
 
 
-_ROOM = attrgetter("room")
+def _tokens(layer: Any, name: str, start: int, stop: int | None) -> torch.Tensor:
+    """Tokens ``start:stop`` of a layer's tensor; those of the room are not read for others."""
+    tensor: Any = layer.tensors[name] if isinstance(layer, _InPlace) else getattr(layer, name)
+    return tensor.span(start, stop) if isinstance(tensor, _Grown) else tensor[..., start:stop, :]
 
 
 def _tensors(layer: Any) -> dict[str, torch.Tensor]:

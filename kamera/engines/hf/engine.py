@@ -18,7 +18,7 @@ from kamera.engines.hf import forwards
 from kamera.engines.hf.answering import answer
 from kamera.engines.hf.forwards import TransformersModel, join_spans, split
 from kamera.engines.hf.identity import ModelIdentity
-from kamera.engines.hf.live import SLACK, LiveCache
+from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, why_no_reuse
 from kamera.engines.hf.sample import can_sample, sample
@@ -28,6 +28,9 @@ from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
 from kamera.ops import KV, kv_bytes
 
 logger = logging.getLogger(__name__)
+
+_ANSWER = 1024
+"""Tokens expected of an answer that says no number."""
 
 _ROWS_BYTES = 256 << 20
 """Most bytes of KV that the rows of one forward stand behind (each may take a copy), and of their logits."""
@@ -151,7 +154,7 @@ class HfEngine(Model):
         self.check_sampling(sampling)
         if "stop_strings" in sampling:
             sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
-        tokens = ids.shape[0] + int(sampling.get("max_new_tokens") or SLACK)
+        tokens = ids.shape[0] + int(sampling.get("max_new_tokens") or _ANSWER)
         with self.steps.row(tokens) as row, self._cache_of(behind) as cache:
             start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
             continuation = answer(self, row, ids, positions, cache, spans, sampling)

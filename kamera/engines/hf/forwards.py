@@ -183,9 +183,8 @@ def make_cache(model: Model, spans: Sequence[KV]) -> ModelCache:
     """A cache that holds ``spans`` one after another (copied when more than one)."""
     kvs = [s for s in spans if s.groups]
     kv = kv_concat(kvs) if len(kvs) > 1 else kvs[0] if kvs else allocate_kv(model, 0)
-    past = model_cache.growing_cache(model.model.config, model.layout, kv, 0, kv_tokens(kv))
-    model_cache.detach(past)  # nothing is written into the spans
-    return past
+    tokens = kv_tokens(kv)  # nothing is written into the spans
+    return model_cache.growing_cache(model.model.config, model.layout, kv, 0, tokens, tokens)
 
 
 def allocate_kv(model: Model, tokens: int) -> KV:

@@ -25,16 +25,21 @@ from kamera.engines.hf import forwards
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.room import CacheRoom, RoomKV
 from kamera.engines.moves import Move, Stand, Written, plan_moves
-from kamera.ops import KV, Blocks, kv_slice
+from kamera.ops import KV, Blocks, kv_slice, kv_tokens
 from kamera.ops.kernels import serve
 
-SLACK = 1024
-"""Least number of free tokens behind the spans: for a question and its answer, or the next chunks."""
+_SMALL = 512
+_SPARE = 11
+"""A room has an eleventh to spare of its tokens above `_SMALL`: growth copies a token a dozen times in all.
+What finds no place behind the spans, as an answer, stands in the cache that grows there."""
+
+_LARGE = 32
+"""A room with a thirty-second of its tokens beside that is large; the second `show` to find it so mends it."""
+
+_LEAST = 8
+"""Tokens with which no room is large."""
 
 _NONE: frozenset[str] = frozenset()
-
-SPARE = 8
-"""A room is made for an eighth more tokens than it shows: so growth copies a token eight times, in all."""
 
 
 class LiveCache:
@@ -47,6 +52,7 @@ class LiveCache:
         self._lent_cache: ModelCache | None = None
         self._spans: tuple[Span, ...] = ()
         self._free_tokens = 0
+        self._found_large = False
         self._room = CacheRoom()
         self._room.holders.add(self)
 
@@ -70,6 +76,11 @@ class LiveCache:
         new_spans, self._spans, self._free_tokens = tuple(spans), (), room
         return self._show_in_room(new_spans, room)
 
+    def hold(self, kv: KV) -> KV:
+        """As `LiveKV.hold`."""
+        is_plain = type(kv) is Blocks and kv.groups == self._model.groups and bool(kv_tokens(kv))
+        return RoomKV.apart(kv) if self._holds and is_plain else kv
+
     def read(self, index: int) -> KV:
         """As `LiveKV.read`: views of the room."""
         with self._reading() as room:
@@ -80,7 +91,7 @@ class LiveCache:
     def lend(self) -> Iterator[ModelCache]:
         """A cache of the shown spans, for the model to read and to grow; appended tokens are dropped.
 
-        It grows in the room's own tail, or in a copy while a fork is using that.
+        It grows in the room's own tail as far as that goes, and apart from it while a fork is using that.
         """
         total = sum([span.length for span in self._spans])
         if not total:
@@ -88,23 +99,22 @@ class LiveCache:
             return
         with self._reading() as room:
             start, stop = room.start, room.start + total
-            if not room.tail.acquire(blocking=False):
-                yield forwards.make_cache(self._model, [kv_slice(room.kv, start, stop)])
-                return
+            model, grows = self._model, room.tail.acquire(blocking=False)
             try:
-                with room.lock:
-                    room.copy_out_regions([(stop, room.capacity)])
-                model = self._model
-                self._lent_cache = model_cache.growing_cache(
-                    model.model.config, model.layout, room.kv, start, stop
-                )
+                if grows:
+                    with room.lock:
+                        room.copy_out_regions([(stop, room.capacity)])
+                end = room.capacity if grows else stop
+                cache = model_cache.growing_cache(model.model.config, model.layout, room.kv, start, stop, end)
+                self._lent_cache = cache if grows else self._lent_cache
                 try:
-                    yield self._lent_cache
+                    yield cache
                 finally:
-                    model_cache.detach(self._lent_cache)
+                    model_cache.detach(cache)
             finally:
-                self._lent_cache = None
-                room.tail.release()
+                if grows:
+                    self._lent_cache = None
+                    room.tail.release()
 
     def adopt(self, cache: ModelCache, start: int, lengths: Sequence[int]) -> tuple[KV, ...] | None:
         """KV of consecutive spans by which the lent ``cache`` was extended from its token ``start`` on.
@@ -160,16 +170,18 @@ class LiveCache:
     def _show_in_room(self, spans: tuple[Span, ...], free_tokens: int) -> Written:
         """Make the room show ``spans``, or take a room that does."""
         room, copies = self._room, dict[int, KV]()
+        is_large = room.capacity > self._largest(room, spans, free_tokens)
+        shrinks, self._found_large = is_large and self._found_large, is_large
         while True:
             with room.lock:
                 counts, new = Written(), room
-                if not room.shows(spans, free_tokens):
+                if shrinks or not room.shows(spans, free_tokens):
                     steps = plan_moves(_as_stands(room.spans), _as_stands(spans))
                     room_kvs = _kv_in_other_rooms(room, steps, spans, copies)
                     if not room_kvs:
                         if room.readers or not self._may_write(room, steps, spans):
                             new = CacheRoom()
-                        counts = self._write(room, new, steps, spans, free_tokens, copies)
+                        counts = self._write(room, new, steps, spans, free_tokens, copies, shrinks)
                 else:
                     room_kvs = []
                 if not room_kvs:
@@ -182,6 +194,12 @@ class LiveCache:
         if new is not room:
             self._move_to_room(new)  # not before: an error leaves the old room to the others
         return counts
+
+    def _largest(self, room: CacheRoom, spans: Sequence[Span], free_tokens: int) -> int:
+        """The largest capacity that the spans, and those that others show in the room, may take up."""
+        totals = [sum([s.length for s in one.shown]) for one in room.holders if one is not self]
+        tokens = max([sum([s.length for s in spans]) + free_tokens, *totals])
+        return _capacity(tokens) + max(tokens // _LARGE, _LEAST)
 
     def _empty_room(self, room: CacheRoom, new: CacheRoom) -> None:
         """What stands in a room that nobody uses any more stands in the ``new`` one, or is copied out."""
@@ -211,6 +229,7 @@ class LiveCache:
         spans: tuple[Span, ...],
         free_tokens: int,
         copies: Mapping[int, KV],
+        shrinks: bool,
     ) -> Written:
         """Write ``spans`` into ``room``, reusing the spans in ``source``, the same room or another.
 
@@ -219,8 +238,8 @@ class LiveCache:
         total = sum([span.length for span in spans])
         starts = _places(source.spans, source.start)
         kv, capacity = room.kv, room.capacity
-        if total + free_tokens > capacity:
-            capacity = total + max(total // SPARE, free_tokens, SLACK)
+        if shrinks or total + free_tokens > capacity:
+            capacity = _capacity(total + free_tokens)
             kv = forwards.allocate_kv(self._model, capacity)
         base = _base(steps, spans, starts) if kv is source.kv else 0
         base = base if 0 <= base <= capacity - total - free_tokens else 0
@@ -301,6 +320,11 @@ class LiveCache:
                         part.copy_(old[c.name][:, :, run.out_of + first : run.out_of + last])
                         copied_bytes += part.nbytes
         return copied_bytes
+
+
+def _capacity(tokens: int) -> int:
+    """Tokens of a room that is made for so many."""
+    return tokens + max(0, tokens - _SMALL) // _SPARE
 
 
 class _CopyRun(NamedTuple):

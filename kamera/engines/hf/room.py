@@ -18,7 +18,7 @@ import torch
 
 from kamera import forks
 from kamera.engines.base import LiveKV, Span
-from kamera.ops import KV, NO_KV, Blocks, kv_copy, kv_slice
+from kamera.ops import KV, NO_KV, Blocks, kv_copy, kv_slice, kv_tokens
 
 
 class CacheRoom:
@@ -96,6 +96,14 @@ class RoomKV(Blocks[torch.Tensor]):
         self.tokens = tokens
         self.where = _Where(room, place, tuple({} for _ in self.groups))
         room.only_here.add(self)
+
+    @classmethod
+    def apart(cls, kv: KV) -> RoomKV:
+        """``kv``, which stands in no room yet."""
+        self = cls.__new__(cls)
+        self.groups, self.tokens = kv.groups, kv_tokens(kv)
+        self.where = _Where(None, 0, tuple(kv.parts))
+        return self
 
     @property
     def parts(self) -> Any:  # type: ignore[override]
