@@ -6,7 +6,7 @@ from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, chunk_positions, text_start
 from kamera.engines.materials import LiveExecutor, read_anchor, read_part
 from kamera.engines.moves import Written
-from kamera.engines.precedence import Calls, WorkCancelled, calls_of, is_later
+from kamera.engines.precedence import Calls, WorkCancelled, calls_of, cancel_when, is_later
 from kamera.engines.prompt import (
     Completes,
     EngineCompletion,
@@ -64,6 +64,7 @@ __all__ = [
     "WorkCancelled",
     "Written",
     "calls_of",
+    "cancel_when",
     "checkpoint_fingerprint",
     "chunk_positions",
     "count_as_later",

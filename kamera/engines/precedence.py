@@ -1,4 +1,4 @@
-"""Calls go before later work: what no answer waits for stops while a call is in progress."""
+"""Calls go before later work, which stops while one is in progress; and a call ends if nobody wants it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 1.0
 
 
 class WorkCancelled(Exception):
-    """Ends later work whose result nobody wants any more."""
+    """Ends work whose result nobody wants any more."""
 
 
 class Calls:
@@ -123,3 +123,30 @@ def mark_as_later(unwanted: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         _working.reset(token)
+
+
+_unwanted: ContextVar[Callable[[], bool] | None] = ContextVar("kamera_unwanted", default=None)
+
+
+@contextmanager
+def cancel_when(unwanted: Callable[[], bool]) -> Iterator[None]:
+    """Context of calls that end once they are ``unwanted()``, which is asked between the layers of a forward.
+
+    A call that ends so raises WorkCancelled, and leaves windows, sessions and the store as an error does.
+    What it had handed over for later is done all the same.
+    """
+    token = _unwanted.set(unwanted)
+    try:
+        yield
+    finally:
+        _unwanted.reset(token)
+
+
+def check_cancelled() -> None:
+    """Raise WorkCancelled in a call that is no longer wanted; engines ask it between the parts of their work.
+
+    Later work has its own end (`Calls.give_way`).
+    """
+    unwanted = _unwanted.get()
+    if unwanted is not None and not is_later() and unwanted():
+        raise WorkCancelled("nobody waits for this call any more")

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from kamera.engines import WorkCancelled, cancel_when
 from kamera.serve.refusal import Refusal, refusal_of
 
 Result = TypeVar("Result")
@@ -37,18 +38,19 @@ class Job(Generic[Result]):
 
     def tell(self, text: str) -> None:
         """Tell the loop a piece of the answer. Raises Refusal if nobody waits, or it has taken too long."""
-        if self._cancelled:
-            raise Refusal(499, "the client went away")
-        if time.monotonic() > self._until:
-            raise Refusal(504, f"no answer within {TIMEOUT:.0f} s: ask for fewer tokens, or later")
+        if self._is_over():
+            raise self._refusal()
         if text:
             self._put(text)
 
     def run(self) -> None:
-        """`work`, and tell the loop."""
+        """`work`, and tell the loop. It ends between two layers of a forward once nobody waits for it."""
         try:
             self.tell("")
-            self._put((self.work(),))
+            with cancel_when(self._is_over):
+                self._put((self.work(),))
+        except WorkCancelled:
+            self._put(self._refusal())
         except BaseException as error:
             self._put(refusal_of(error))
 
@@ -63,6 +65,14 @@ class Job(Generic[Result]):
         """End soon: nobody waits any more, and `next` raises. To be called by the loop."""
         self._cancelled = True
         self._heard.put_nowait(Refusal(499, "the client went away"))
+
+    def _is_over(self) -> bool:
+        return self._cancelled or time.monotonic() > self._until
+
+    def _refusal(self) -> Refusal:
+        if self._cancelled:
+            return Refusal(499, "the client went away")
+        return Refusal(504, f"no answer within {TIMEOUT:.0f} s: ask for fewer tokens, or later")
 
     def _put(self, what: str | Refusal | tuple[Result]) -> None:
         try:

@@ -89,7 +89,7 @@ def test_a_window_holds_little_more_than_a_plain_cache(tokens, capsys):
     shares["appended again"] = share(window)
     while len(window) > 1 and sequence_of(window).input_ids.shape[0] - window.slots[-1].length >= 256:
         window.evict(len(window) - 1)
-        window.next_token_logits("what?")  # the second call gives back what a departure left
+        window.next_token_logits("what?")  # a forward gives back what a departure left
         shares["left"] = max(share(window), shares.get("left", 0.0))
     with capsys.disabled():
         print(f"\n{tokens:6} tokens  " + "  ".join(f"{n} {s:.3f}" for n, s in shares.items()), end="")

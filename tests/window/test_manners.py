@@ -267,13 +267,12 @@ def test_what_forks_share_is_counted_once(window):
     first = window.fork()
     window.next_token_logits(QUESTION)
     assert first.memory().own == 0 and first.memory().shared == first.memory().total
-    before = window.memory()
     second = first.fork()
     second.append(former_of(second).backbone.chunk_from_tensors(samples.text_ids(4, 90)))
-    held = [w.memory() for w in (first, second)]
-    assert held[1].own > 0
+    held = [w.memory() for w in (window, first, second)]
+    assert held[2].own > 0
     every = sum(blocks(window, first, second).values())
-    assert sum(m.own for m in (window.memory(), *held)) + before.shared == every
+    assert sum(m.own for m in held) + held[0].shared == every
 
 
 def test_a_fork_that_is_gone_shares_nothing():

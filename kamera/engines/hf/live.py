@@ -34,7 +34,7 @@ _SPARE = 11
 What finds no place behind the spans, as an answer, stands in the cache that grows there."""
 
 _LARGE = 32
-"""A room with a thirty-second of its tokens beside that is large; the second `show` to find it so mends it."""
+"""A room with a thirty-second of its tokens beside that is large: it is made anew before the next forward."""
 
 _LEAST = 8
 """Tokens with which no room is large."""
@@ -52,7 +52,6 @@ class LiveCache:
         self._lent_cache: ModelCache | None = None
         self._spans: tuple[Span, ...] = ()
         self._free_tokens = 0
-        self._found_large = False
         self._room = CacheRoom()
         self._room.holders.add(self)
 
@@ -97,6 +96,9 @@ class LiveCache:
         if not total:
             yield forwards.make_cache(self._model, [])
             return
+        room = self._room
+        if not room.readers and room.capacity > self._largest(room):
+            self._show_in_room(self._spans, self._free_tokens, shrinks=True)
         with self._reading() as room:
             start, stop = room.start, room.start + total
             model, grows = self._model, room.tail.acquire(blocking=False)
@@ -167,11 +169,9 @@ class LiveCache:
             with room.lock:
                 room.readers -= 1
 
-    def _show_in_room(self, spans: tuple[Span, ...], free_tokens: int) -> Written:
-        """Make the room show ``spans``, or take a room that does."""
+    def _show_in_room(self, spans: tuple[Span, ...], free_tokens: int, *, shrinks: bool = False) -> Written:
+        """Make the room show ``spans``, or take a room that does; one that ``shrinks`` is made anew."""
         room, copies = self._room, dict[int, KV]()
-        is_large = room.capacity > self._largest(room, spans, free_tokens)
-        shrinks, self._found_large = is_large and self._found_large, is_large
         while True:
             with room.lock:
                 counts, new = Written(), room
@@ -195,10 +195,10 @@ class LiveCache:
             self._move_to_room(new)  # not before: an error leaves the old room to the others
         return counts
 
-    def _largest(self, room: CacheRoom, spans: Sequence[Span], free_tokens: int) -> int:
-        """The largest capacity that the spans, and those that others show in the room, may take up."""
-        totals = [sum([s.length for s in one.shown]) for one in room.holders if one is not self]
-        tokens = max([sum([s.length for s in spans]) + free_tokens, *totals])
+    def _largest(self, room: CacheRoom) -> int:
+        """The largest capacity that the spans of all that use a room may take up."""
+        totals = [sum([s.length for s in one.shown]) for one in room.holders]
+        tokens = max([*totals, sum([s.length for s in self._spans]) + self._free_tokens])
         return _capacity(tokens) + max(tokens // _LARGE, _LEAST)
 
     def _empty_room(self, room: CacheRoom, new: CacheRoom) -> None:

@@ -44,7 +44,7 @@ class Model(HfContents):
         super().__init__(loaded_model, processor)
         model: nn.Module = self.model
         self.meter = Meter(self.decoder, self.towers)
-        self.turns = Pauses(calls_of(self), model, self.decoder)
+        self.turns = Pauses(calls_of(self), model, self.decoder, self.towers)
         self.quiet = False  # not known yet
         self.routes = probe.has_experts(self.decoder)
         self.door = encoding.DecoderHook(self.decoder)

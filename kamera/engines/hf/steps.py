@@ -25,7 +25,7 @@ from kamera.engines.hf.encode import input_device
 from kamera.engines.hf.hooks import is_probe
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import why_no_rows
-from kamera.engines.precedence import is_later
+from kamera.engines.precedence import check_cancelled, is_later
 
 ROWS = 16
 """Answers that are decoded at once, at most; others wait for a place before they run anything."""
@@ -65,6 +65,7 @@ class AnswerRow:
 
         ``past`` is extended by the token. Raises what the forward raises, in every row of it.
         """
+        check_cancelled()
         self.asks, self.logits_time = (token, positions, past), None
         try:
             return self.steps.step(self)
@@ -129,9 +130,12 @@ class Steps:
             return
         with self._change:
             self._waiting_rows.append(row)
-            while not self._admits(row):
-                self._change.wait(_AWAY)
-            self._waiting_rows.remove(row)
+            try:
+                while not self._admits(row):
+                    self._change.wait(_AWAY)
+                    check_cancelled()
+            finally:
+                self._waiting_rows.remove(row)
             self._rows.append(row)
             self._change.notify_all()
         try:
@@ -181,6 +185,10 @@ class Steps:
                 if self._is_proving:
                     return True
                 self._is_proving = True
+            try:
+                return bool(self.why_serial)
+            finally:
+                self._is_proving = False
         return bool(self.why_serial)
 
     def _seconds_left(self, arrival: float) -> float:
