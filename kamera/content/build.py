@@ -12,8 +12,9 @@ from torch import nn
 
 from kamera.content.chunk import POSITION_INPUTS, TOKEN_TYPES, Chunk
 from kamera.content.exclusive import exclusive_of
-from kamera.content.items import Turn, as_messages, as_turns, items_of, make_turns, text_turns
+from kamera.content.items import Turn, as_messages, as_turns, items_of, make_turns, own_entries, text_turns
 from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
+from kamera.content.media_tokens import MediaTokens
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import Seams
@@ -75,6 +76,7 @@ class ChunkBuilder:
         self.vision_tokens = tuple(token for token in both if token is not None)
         """Ids of the tokens that picture and clip features replace."""
         self.format = None if processor is None else PromptFormat(processor, self.vision_tokens)
+        self._media = None if self.format is None else MediaTokens(self.format)
 
     @property
     def generation_config(self) -> Any:
@@ -108,6 +110,8 @@ class ChunkBuilder:
                 f"only, the content holds {sorted(set(media))}: "
                 + (self.format.lacks(media) or "use a vision-language backbone")
             )
+        if any(map(own_entries, items)) and self.format.has_template:
+            self.format.read_entries(turns)
         turns = [
             turn if isinstance(turn["content"], str) else {**turn, "content": self._load(turn["content"])}
             for turn in turns
@@ -295,24 +299,29 @@ class ChunkBuilder:
             if kind == "text":
                 out.append(item)
                 continue
-            sized, media = (
-                any(item.get(name) is not None for name in SIZES),
-                load_media(item, processor, self.limits),
-            )
+            rest = {name: item[name] for name in item if name in self.format.entries}
+            media = load_media({n: item[n] for n in item if n not in rest}, processor, self.limits)
+            rest["sized"] = any(item.get(name) is not None for name in SIZES)
             if kind == "image" or "video" in self.format.kinds:
-                out.append({"type": kind, kind: media, "sized": sized})
+                out.append({**rest, "type": kind, kind: media})
             else:
                 assert isinstance(media, Clip)
-                out += [{"type": "image", "image": frame, "sized": sized} for frame in media.frames]
+                out += [{**rest, "type": "image", "image": frame} for frame in media.frames]
         return out
 
     def _process(self, turns: list[Turn], fingerprint: str) -> Chunk:
-        assert self.format is not None
+        assert self.format is not None and self._media is not None
         items = [item for turn in turns for item in items_of(turn)]
         prompt = self.format.chunk(turns)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
         images = [i["image"] for i in items if i["type"] == "image"]
         clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]
+        if (images or clips) and not self._media.stands_beside([*images, *clips]):
+            raise ModalityNotSupported(
+                f"{type(self.format.processor).__name__} writes a picture in other tokens beside others than "
+                "alone, and a chunk of a window stands beside others: use ChatSession, or build the chunk "
+                "with chunk_from_tensors"
+            )
         if not images and not clips:
             ids = self.format.token_ids(prompt)
             if ids.shape[0] == 0:

@@ -29,7 +29,7 @@ from kamera.content.segment import Extent, Rendered, Segment, SegmentKind, segme
 from kamera.content.template import ChatTemplate, Message, media_items
 from kamera.errors import ModalityNotSupported, NotSegmentable, UnsafeText, WindowFull
 
-_SLICE = 1 << 16
+_SLICE = 1 << 14
 """Characters of a long text that are tokenised at once, to see whether it is too long."""
 
 _SLACK = 16

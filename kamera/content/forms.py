@@ -68,14 +68,15 @@ def response_items(items: list[Fields]) -> Messages:
             role = item.need("role", str)
             if role not in _CHAT or role == "tool":
                 raise item.wrong("role", role, "user, assistant, system or developer")
-            messages.append({"role": _CHAT[role], "content": content_of(item, pictures=role == "user")})
+            content = content_of(item, pictures=role == "user", joined=True)
+            messages.append({"role": _CHAT[role], "content": content})
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             calls = messages[-1].setdefault("tool_calls", [])
             calls.append(_call(item, "arguments", item.need("call_id", str)))
         elif kind == "function_call_output":
-            content = content_of(item, "output", pictures=True)
+            content = content_of(item, "output", pictures=True, joined=True)
             messages.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": content})
         else:
             raise item.wrong("type", kind, "message, function_call or function_call_output")
@@ -109,13 +110,19 @@ def anthropic_messages(message: Fields) -> Messages:
     return [*results, *([{"role": role, "content": _join(items)}] if items or not results else [])]
 
 
-def content_of(message: Fields, name: str = "content", *, pictures: bool) -> str | list[dict[str, Any]]:
-    """A message's content: a text, or a list of parts; ``pictures`` may be among them."""
+def content_of(
+    message: Fields, name: str = "content", *, pictures: bool, joined: bool = False
+) -> str | list[dict[str, Any]]:
+    """A message's content, in the form that it has: a text, or a list of parts, ``pictures`` among them.
+
+    Of an API that writes each text in parts, texts alone are ``joined``.
+    """
     text = message.text(name)
     if text is not None:
         return text
     parts = message.objects(name, needed=True)
-    return _join([_part(part, part.need("type", str), pictures) for part in parts])
+    items = [_part(part, part.need("type", str), pictures) for part in parts]
+    return _join(items) if joined or not items else items
 
 
 def chat_tool(tool: Fields) -> dict[str, Any]:
@@ -237,7 +244,7 @@ def _check_schema(schema: dict[str, Any], at: str) -> None:
 
 
 def _join(items: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """The content of parts: one text if they are all text, as some templates want it."""
+    """The content of parts: one text if they are all text."""
     if all(item["type"] == "text" for item in items):
         return "".join(item["text"] for item in items)
     return items
@@ -313,7 +320,7 @@ def _call(holder: Fields, name: str, call_id: str) -> dict[str, Any]:
 
 def _result(block: Fields) -> dict[str, Any]:
     """A tool's result; templates have no place for a failure, so its text says so."""
-    content = content_of(block, pictures=True) if "content" in block else ""
+    content = content_of(block, pictures=True, joined=True) if "content" in block else ""
     if block.take("is_error", bool, False):
         notice = {"type": "text", "text": "Error: "}
         content = f"Error: {content}" if isinstance(content, str) else [notice, *content]

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kamera.content.media import bytes_of
+from kamera.content.media import SOURCES, bytes_of
 from kamera.content.naming import find_media, kind_of_file, moves
-from kamera.content.video import Clip
+from kamera.content.sizing import SIZES
+from kamera.content.video import SAMPLING, Clip
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnreadableMedia, quote
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -82,7 +83,7 @@ def as_turns(content: Any) -> list[Turn]:
     ]
 
 
-def items_of(turn: Turn) -> list[dict[str, Any]]:
+def items_of(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The content of a turn as items; none of an empty text."""
     content = turn["content"]
     if isinstance(content, str):
@@ -133,6 +134,15 @@ def media_item(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
     source = item[name]
     rest = {key: value for key, value in item.items() if key not in (name, "type")}
     return {**rest, "type": kind, kind: source.get("url") if isinstance(source, Mapping) else source}
+
+
+def own_entries(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a picture or video item that Kamera does not know: the chat template may read them."""
+    kind = kind_of(item)
+    if kind not in SOURCES:  # a text, whose entries are all the template's
+        return {}
+    known = {"type", f"{kind}_url", *SOURCES[kind], *SIZES, *(SAMPLING if kind == "video" else ())}
+    return {name: value for name, value in item.items() if name not in known}
 
 
 def no_item_message(item: Any) -> str:

@@ -67,7 +67,8 @@ class MediaTokens:
         self._lock = forks.Lock()
         self.types: tuple[str, ...] = ()
         """Names of the processor's per-token outputs beside ids and mask, once it was called."""
-        self._stands_alone, self._stand_in_text = cache(self._compare), cache(self._write_stand_in)
+        self._stands_alone, self._repeats = cache(self._compare), cache(self._compare_twice)
+        self._stand_in_text = cache(self._write_stand_in)
 
     def process(self, items: Sequence[Mapping[str, Any]]) -> list[ProcessedMedia]:
         """The media of items of `media_items`, which are those of one prompt.
@@ -76,7 +77,7 @@ class MediaTokens:
         order, of as many sizes; else as it makes it here. Raises UnreadableMedia, ModalityNotSupported.
         """
         processor = self._template.processor
-        pixels = [load_media(item, processor) for item in items]
+        pixels = [self._load(item) for item in items]
         media = list(map(self._alone, pixels))
         sized = [any(item.get(size) is not None for size in SIZES) for item in items]
         for one, pixel, is_sized in zip(media, pixels, sized, strict=True):
@@ -87,7 +88,7 @@ class MediaTokens:
 
     def prompt(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Model inputs of a whole rendered prompt with all its media, in one call of the processor."""
-        pixels = [load_media(item, self._template.processor) for item in items]
+        pixels = [self._load(item) for item in items]
         features = self._template.process(text, *_apart(pixels), special=self._template.adds_special(text))
         return _tensors(features)
 
@@ -117,6 +118,10 @@ class MediaTokens:
             places.append(MediaPlace(number, match.span(), (start, length)))
         return "".join([*pieces, text[end:]]), places
 
+    def stands_beside(self, pixels: Sequence[Any]) -> bool:
+        """True if the processor writes these media, all of one chunk, as they are beside others like them."""
+        return self._repeats(_classes(pixels))
+
     @lazy
     def tells(self) -> bool:
         """True if the processor tells what it writes for each of the media, and tokenises the whole text."""
@@ -125,6 +130,11 @@ class MediaTokens:
         return isinstance(self._template.processor, ProcessorMixin)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _load(self, item: Mapping[str, Any]) -> Any:
+        """The pixels of an item, some of whose entries are the template's."""
+        own = {name: value for name, value in item.items() if name not in self._template.entries}
+        return load_media(own, self._template.processor)
 
     def _alone(self, pixels: Any) -> ProcessedMedia:
         name = pixels_digest(pixels)
@@ -159,13 +169,17 @@ class MediaTokens:
             )
         return [text], features
 
-    def _compare(self, classes: Sequence[tuple[str, int]]) -> bool:
+    def _compare(self, classes: tuple[tuple[str, int], ...]) -> bool:
         """True if the processor writes the same for media of these kinds and sizes together as for each.
 
         Small ones stand in for them: what is written depends on their kinds, number and sizes.
         """
         together, _ = self._run([_stand_in(*one) for one in classes])
         return "".join(together) == "".join(map(self._stand_in_text, classes))
+
+    def _compare_twice(self, classes: tuple[tuple[str, int], ...]) -> bool:
+        once, twice = (self._run([_stand_in(*one) for one in classes * n])[0] for n in (1, 2))
+        return "".join(twice) == 2 * "".join(once)
 
     def _write_stand_in(self, one: tuple[str, int]) -> str:
         ((text,), _) = self._run([_stand_in(*one)])

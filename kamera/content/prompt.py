@@ -34,6 +34,10 @@ class PromptText(NamedTuple):
 class PromptFormat(ChatTemplate):
     """A chat template that writes the parts of a window: its beginning, chunks and questions."""
 
+    def __init__(self, processor: Any, media: Sequence[int] = ()) -> None:
+        super().__init__(processor, media)
+        self._unnumbered: set[tuple[tuple[str, ...], ...]] = set()
+
     def content_text(self, items: Sequence[dict[str, Any]]) -> str:
         """Token text of one chunk's content, placeholders unexpanded.
 
@@ -52,10 +56,16 @@ class PromptFormat(ChatTemplate):
     def chunk(self, turns: Sequence[Turn]) -> PromptText:
         """A chunk, which begins and ends within a window's open user turn.
 
-        Raises RoleNotSupported for a role that the template lacks, as all here.
+        Raises RoleNotSupported for a role that the template lacks, as all here, and ModalityNotSupported for
+        a template that writes it otherwise behind others: a chunk has no number.
         """
         bare = self._is_bare(turns, "user")
-        return self._guard(turns, self._turn_text if bare else self._dialogue_text)
+        text = self._guard(turns, self._turn_text if bare else self._dialogue_text)
+        if self.has_template and (
+            not bare or any("text" not in item for turn in turns for item in items_of(turn))
+        ):
+            self._check_number(turns)
+        return text
 
     def question(self, turns: Sequence[Turn], tail: str) -> PromptText:
         """A question within the user's open turn, up to the answer; ``tail`` follows one turn of the user."""
@@ -78,6 +88,7 @@ class PromptFormat(ChatTemplate):
         """``turns`` rendered; if texts spell a special token, alone or joined, one replaces each text."""
         for turn in map(self._shape_calls, turns):
             rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
+            rest |= {n: item[n] for item in items_of(turn) for n in self.entries & item.keys()}
             if not all(map(self.plain.is_plain, strings_in(rest))):
                 raise UnsafeText(
                     f"{', '.join(map(str, rest))[:80]} of a {turn['role']} message spells a special token: "
@@ -149,6 +160,43 @@ class PromptFormat(ChatTemplate):
         if any(turn.get("tool_calls") for turn in turns):
             self.check([*(make_turns("user", _START) if roles[0] != "user" else []), *turns])
         return False
+
+    def _check_number(self, turns: Sequence[Turn]) -> None:
+        """Refuse a template whose text of the turns depends on what is before them: numbers of pictures, say.
+
+        Asks once for turns of these roles and kinds of items.
+        """
+        shape = tuple((turn["role"], *[item["type"] for item in items_of(turn)]) for turn in turns)
+        if shape in self._unnumbered:
+            return
+        kinds = dict.fromkeys(i["type"] for turn in turns for i in items_of(turn) if i["type"] != "text")
+        media: list[dict[str, Any]] = [{"type": kind, kind: ""} for kind in kinds]
+        text, mark = ([{"type": "text", "text": word}] for word in (_SOMETHING, _MARK))
+        asked, seen = ({"role": "user", "content": content} for content in (text, media + text))
+        answer, marked = ({"role": "assistant", "content": word} for word in (_SOMETHING, _MARK))
+        is_open = turns[0]["role"] == "user"
+        opened: list[Turn] = [*turns] if is_open else [asked, *turns]
+        groups: list[list[list[Turn]]] = [
+            [[asked, marked, *opened], [seen, marked, *opened], [asked, answer, asked, marked, *opened]]
+        ]
+        if is_open:
+            first, *rest = opened
+            contents = [[*before, *mark, *items_of(first)] for before in (text, media + text)]
+            groups.append([[{**first, "content": content}, *rest] for content in contents])
+        for group in groups:
+            try:
+                pieces = [self.render(one, generation=False).partition(_MARK) for one in group]
+            except RoleNotSupported:
+                continue  # the template refuses this probe
+            for _, found, other in pieces:
+                if found and other != pieces[0][2]:
+                    at = other.rfind("\n", 0, common_prefix(other, pieces[0][2])) + 1
+                    one, other = (quote(piece[at : at + 24]) for piece in (pieces[0][2], other))
+                    raise ModalityNotSupported(
+                        f"the chat template writes {one}, and {other} behind others: a chunk of a window has "
+                        "no number; use ChatSession, or build the chunk with chunk_from_tensors"
+                    )
+        self._unnumbered.add(shape)
 
     def _check_kept(self, role: str) -> None:
         """Refuse a template that drops the role's text or renders it as the user's."""

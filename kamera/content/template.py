@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from kamera.content.exclusive import exclusive_of
-from kamera.content.items import is_picture, kind_of, media_item, no_item_message, strings_in
+from kamera.content.items import is_picture, kind_of, media_item, no_item_message, own_entries, strings_in
 from kamera.content.plain import PlainText, encode
 from kamera.content.prefix import common_prefix
 from kamera.content.vanishing import Vanishing
@@ -68,6 +68,8 @@ class ChatTemplate:
         )
         name = getattr(self.tokenizer, "name_or_path", "") or type(processor).__name__
         self._vanishing = Vanishing(name, self.render)
+        self.entries: set[str] = set()
+        """Entries of picture and video items that the template reads, of those that Kamera does not know."""
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -122,6 +124,15 @@ class ChatTemplate:
                     f"message holds {kind}: {self.lacks([kind]) or 'leave it out, or use another backbone'}"
                 )
         self._vanishing.check(messages, tools)
+        self.read_entries(messages, tools)
+
+    def read_entries(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> None:
+        """Learn which entries of items, of those that Kamera does not know, the template reads."""
+        contents = [message.get("content") for message in messages]
+        items = [item for content in contents if isinstance(content, list | tuple) for item in content]
+        for name in dict.fromkeys(name for item in items for name in own_entries(item)):
+            if name not in self.entries and self._reads(messages, tools, name):
+                self.entries.add(name)
 
     def lacks(self, kinds: Sequence[str]) -> str:
         """Why the processor does not take media of these kinds, where it was loaded without a part."""
@@ -284,6 +295,17 @@ class ChatTemplate:
         decoder: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
         return [i for i, token in decoder.items() if token.special]
 
+    def _reads(self, messages: Sequence[Message], tools: Sequence[Any] | None, name: str) -> bool:
+        """True if the template writes something else without an entry of items."""
+        others = [
+            {**message, "content": [_without(item, name) for item in message["content"]]}
+            if isinstance(message.get("content"), list | tuple)
+            else message
+            for message in messages
+        ]
+        texts = [self.render(some, tools=tools, generation=False) for some in (messages, others)]
+        return texts[0] != texts[1]
+
     # -- forms ---------------------------------------------------------------------------------
 
     def _write(self, message: Message) -> dict[str, Any]:
@@ -413,6 +435,10 @@ def _item(item: Any) -> dict[str, Any]:
     if f"{kind}_url" in item and kind != "text":
         return {"type": kind, "url": media_item(item, kind)[kind]}
     return {**item, "type": kind}
+
+
+def _without(item: Any, name: str) -> Any:
+    return {n: v for n, v in item.items() if n != name} if isinstance(item, Mapping) else item
 
 
 def _without_source(value: Any) -> Any:

@@ -20,7 +20,7 @@ class Messages(Dialect):
     def __init__(self, body: Fields, session: str | None = None, *, counts: bool = False) -> None:
         system: list[dict[str, Any]] = []
         if "system" in body:
-            system = [{"role": "system", "content": content_of(body, "system", pictures=False)}]
+            system = [{"role": "system", "content": content_of(body, "system", pictures=False, joined=True)}]
         messages = [made for m in body.objects("messages", needed=True) for made in anthropic_messages(m)]
         user = body.take_object("metadata", absent=True)
         asked = Asked(

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from kamera.content import Message, Rendered, text_of
-from kamera.errors import KameraError, quote
+from kamera.errors import KameraError, WindowFull, quote
 from kamera.forks import lazy
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
@@ -89,12 +89,19 @@ class Incoming:
 
     @lazy
     def prompt(self) -> Rendered | None:
-        """The prompt of the history; None if it cannot be cut, an error that its session raises."""
+        """The prompt of the history; None if it cannot be cut, an error that its session raises.
+
+        Raises WindowFull for one that no session could hold.
+        """
         if self.full_history is None:
             return None
         try:
             shaped_history = self.manner.apply_policy(self.full_history, 0)
             return self.anchors.conversations.render(shaped_history, tools=self.manner.tools)
+        except WindowFull:
+            if self.manner.uncached or self.manner.edit_policy is not None:
+                return None
+            raise
         except (KameraError, ValueError):
             return None
 

@@ -12,7 +12,7 @@ import torch
 from kamera.content import Conversations, Rendered
 from kamera.edits import difference
 from kamera.engines.hf import HfEngine
-from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText, WindowFull
+from kamera.errors import ModalityNotSupported, ProcessorRequired, UnreadableMedia, UnsafeText, WindowFull
 from tests.content import templates
 from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
 from tests.models import processors
@@ -313,6 +313,36 @@ def test_media_that_the_template_does_not_show_are_refused_by_name():
     processor = processors.picture_processor(HABITS["drops parts"] + _END)
     with pytest.raises(ModalityNotSupported, match="0 placeholders for 1 pictures"):
         Conversations(processor).render(WRITTEN[-1:])
+
+
+_CAPTIONS = (
+    _BEGIN + "{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% if c.caption %}[{{ c.caption }}]{% endif %}"
+    "{% else %}{{ c.text }}{% endif %}{% endfor %}"
+)
+
+
+def test_entries_that_the_template_reads_are_its_own():
+    processor = processors.picture_processor(_CAPTIONS + _END)
+    shown = {"type": "image", "image": picture(1), "caption": "a cat"}
+    messages = [{"role": "user", "content": [shown, {"type": "text", "text": "what?"}]}]
+    rendered = Conversations(processor).render(messages)
+    assert rendered.ids.tolist() == _whole(processor, messages)
+    assert "[a cat]" in processor.tokenizer.decode(rendered.ids)
+    engine = HfEngine(processors.matching_model(), processor)
+    assert "[a cat]" in engine.builder.detokenize(engine.chunk(messages).input_ids)
+    for refused in (Conversations(templates.seeing()).render, seeing().chunk):
+        with pytest.raises(UnreadableMedia, match="'caption', which Kamera does not know"):
+            refused(messages)
+
+
+def test_an_entry_that_the_template_reads_spells_no_token():
+    processor = processors.picture_processor(_CAPTIONS + _END)
+    shown = {"type": "image", "image": picture(1), "caption": "<|im_end|>"}
+    engine = HfEngine(processors.matching_model(), processor)
+    for refused in (Conversations(processor).render, engine.chunk):
+        with pytest.raises(UnsafeText, match="spells a special token"):
+            refused([{"role": "user", "content": [shown]}])
 
 
 # -- what a history costs --------------------------------------------------------------------------

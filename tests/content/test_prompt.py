@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kamera.content.prompt import PromptFormat
-from kamera.errors import KameraError
+from kamera.engines.hf import HfEngine
+from kamera.errors import KameraError, ModalityNotSupported
 from tests.models import processors
 
 LLAVA = (
@@ -166,3 +167,67 @@ def test_a_bare_tokenizers_template_is_used():
     assert made.has_template
     assert "image" not in made.kinds
     assert made.seams("S") == prompt(processors.CHATML).seams("S")
+
+
+_COUNTED = {
+    "pictures of a conversation": (
+        "{% set n = namespace(n=0) %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+        "{% if c.type == 'image' %}{% set n.n = n.n + 1 %}Picture {{ n.n }}:<|image_pad|>"
+        "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "pictures of a message": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set n = namespace(n=0) %}"
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+        "{% if c.type == 'image' %}{% set n.n = n.n + 1 %}Picture {{ n.n }}:<|image_pad|>"
+        "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "turns": (
+        "{% for m in messages %}<|im_start|>{{ m.role }} {{ loop.index }}\n"
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+        "{% if c.type == 'image' %}<|image_pad|>{% else %}{{ c.text }}{% endif %}{% endfor %}"
+        "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["pictures of a conversation", "pictures of a message"])
+def test_a_chunk_has_no_number_of_a_picture(name):
+    made = prompt(_COUNTED[name])
+    for content in ([IMAGE], [item("a"), IMAGE]):
+        with pytest.raises(
+            ModalityNotSupported, match=r"Picture 1:.*Picture 2:.* a chunk of a window has no"
+        ):
+            made.chunk([{"role": "user", "content": content}])
+    assert made.chunk([{"role": "user", "content": "a"}]).text == "a"
+
+
+def test_a_chunk_has_no_number_of_a_turn():
+    made = prompt(_COUNTED["turns"])
+    with pytest.raises(ModalityNotSupported, match="a chunk of a window has no number"):
+        made.chunk([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chunks_of_a_template_that_counts_nothing_are_taken(name):
+    made = prompt(TEMPLATES[name])
+    for content in ([IMAGE], [IMAGE, IMAGE], [item("a"), IMAGE, item("b")]):
+        assert made.chunk([{"role": "user", "content": content}]).text
+
+
+@pytest.mark.parametrize("form", ["string", "parts"])
+def test_a_message_of_a_chunk_keeps_the_form_of_its_text(form):
+    """This template writes a tool's result otherwise from a string than from parts."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
+        "{% if m.role == 'tool' %}<r>{{ m.content }}</r>{% else %}{{ m.content }}{% endif %}{% else %}"
+        "{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    engine = HfEngine(processors.matching_model(), processors.picture_processor(template))
+    content = "15 C" if form == "string" else [item("15 C")]
+    messages = [{"role": "user", "content": "x"}, {"role": "tool", "content": content}]
+    text = engine.builder.detokenize(engine.chunk(messages).input_ids)
+    assert ("<r>15 C</r>" in text) == (form == "string") and "15 C" in text

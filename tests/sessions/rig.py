@@ -9,11 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.content.template import media_items
 from kamera.engines.hf import HfEngine
 from kamera.sessions import ChatSession
 from tests.content import templates
-from tests.models import processors, tiny
+from tests.models import families, processors, tiny
 
 EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
 FULL = ReusePolicy(rank=64, patch_bytes=None, certified=False, forms="always")
@@ -54,20 +53,4 @@ def session(backbone: HfEngine, policy: ReusePolicy = EXACT, **options: Any) -> 
 
 def plain_logits(backbone: HfEngine, messages: Messages, tools: Any = None) -> torch.Tensor:
     """Logits ``[vocabulary]`` behind the whole prompt, as transformers runs it with nothing cached."""
-    processor, options = backbone.processor, {"tools": tools} if tools else {}
-    pictures = [item["image"] for item in media_items(messages)]
-    if not hasattr(processor, "tokenizer"):
-        made = processor.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **options
-        )
-    else:
-        listed = [
-            m
-            if isinstance(m["content"], list)
-            else {**m, "content": [{"type": "text", "text": m["content"]}]}
-            for m in messages
-        ]
-        text = processor.apply_chat_template(listed, add_generation_prompt=True, tokenize=False, **options)
-        made = processor(text=[text], images=pictures or None, return_tensors="pt")
-    with torch.no_grad():
-        return backbone.model(**made).logits[0, -1]
+    return families.plain_logits(backbone.model, families.whole_prompt(backbone.processor, messages, tools))

@@ -68,6 +68,15 @@ def test_any_edited_history_answers_as_an_uncached_one(data):
         assert apart(chat, history) <= CLOSE
 
 
+@pytest.mark.parametrize("style", ["instructions", "headers", "seeing"])
+def test_a_history_cut_back_to_an_answer_runs_it_once(style):
+    """Under "instructions" nothing is written behind an answer: its last tokens are the question."""
+    chat = session(seeing() if style == "seeing" else speaking(style))
+    history = [*LONG_TALK, {"role": "assistant", "content": "It is."}]
+    for stop in (5, 4, 6, 2, 5, 3, 1, 4, 6):
+        assert apart(chat, history[:stop]) <= CLOSE
+
+
 def test_repair_with_full_rank_patches_equals_an_uncached_run():
     chat = session(seeing(), FULL, mode="repair")
     for messages in (screens(3), policies.keep_last_images(1)(screens(3), 0)):
@@ -218,13 +227,13 @@ def test_a_mode_there_is_not_is_refused():
 @settings(max_examples=5)
 @given(st.data())
 def test_random_turns_of_the_exact_mode_never_diverge(data):
-    style = data.draw(st.sampled_from(["seeing", "thinking", "headers", "turns", "plain"]))
+    style = data.draw(st.sampled_from(["seeing", "thinking", "headers", "turns", "instructions", "plain"]))
     chat = session(seeing() if style == "seeing" else speaking(style))
     said = st.text("ab c\n.", min_size=1, max_size=60).map(str.strip).filter(bool)
     history = [{"role": "user", "content": data.draw(said)}]
     for _ in range(data.draw(st.integers(1, 4))):
         edit, at = (
-            data.draw(st.sampled_from(["turn", "rewrite", "drop"])),
+            data.draw(st.sampled_from(["turn", "rewrite", "drop", "cut"])),
             data.draw(st.integers(0, len(history) - 1)),
         )
         if edit == "turn":
@@ -232,6 +241,8 @@ def test_random_turns_of_the_exact_mode_never_diverge(data):
             history += [{"role": "user", "content": data.draw(said)}]
         elif edit == "rewrite":
             history[at] = {**history[at], "content": data.draw(said)}
+        elif edit == "cut":
+            del history[at + 1 :]
         elif len(history) > 2:
             del history[at - at % 2 : at - at % 2 + 2]
         assert apart(chat, history) <= CLOSE
