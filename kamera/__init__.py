@@ -7,7 +7,7 @@ from kamera import errors
 from kamera.errors import KameraError
 
 if TYPE_CHECKING:
-    from kamera.content import Chunk, Clip, read_video
+    from kamera.content import Chunk, Clip, MediaLimits, read_video
     from kamera.edits import Directive, policies
     from kamera.engines.hf import Backbone
     from kamera.ops import Patch
@@ -28,6 +28,7 @@ __all__ = [
     "Directive",
     "KameraError",
     "KameraWindow",
+    "MediaLimits",
     "Patch",
     "Report",
     "ReusePolicy",
@@ -43,7 +44,7 @@ __all__ = [
 if not TYPE_CHECKING:
     # importing torch and transformers takes seconds, so the first name that needs them imports them
     _ROOMS = {
-        "kamera.content": ("Chunk", "Clip", "read_video"),
+        "kamera.content": ("Chunk", "Clip", "MediaLimits", "read_video"),
         "kamera.edits": ("Directive", "policies"),
         "kamera.engines.hf": ("Backbone",),
         "kamera.ops": ("Patch",),

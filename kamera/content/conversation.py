@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders, turn_borders
 from kamera.content.gear import candidates
 from kamera.content.items import texts_of
+from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
 from kamera.content.media_tokens import MediaPlace, MediaTokens, ProcessedMedia
 from kamera.content.plain import encode
 from kamera.content.prefix import common_prefix
@@ -42,16 +43,24 @@ class Conversations:
     The tokens equal those of ``apply_chat_template`` with the processor over the whole conversation. They
     are cut at turns, around each picture and clip, and in long text where its content says (`gear`), so that
     equal content is an equal segment at every position. ``longest`` bounds the tokens of a text segment,
-    ``most`` those of a conversation: one that is much longer is refused before it is tokenised whole. Threads
-    may share one, and do not wait for each other. Raises ProcessorRequired without a chat template.
+    ``most`` those of a conversation: one that is much longer is refused before it is tokenised whole, and
+    ``limits`` bound its media. Threads may share one, and do not wait for each other. Raises
+    ProcessorRequired without a chat template.
     """
 
-    def __init__(self, processor: Any, *, longest: int = LONGEST, most: int | None = None) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        longest: int = LONGEST,
+        most: int | None = None,
+        limits: MediaLimits = DEFAULT_LIMITS,
+    ) -> None:
         if longest < 1:
             raise ValueError(f"longest={longest}: a segment holds at least one token")
         self._template = ChatTemplate(processor)
         self._opener = self._template.opener
-        self._media = MediaTokens(self._template)
+        self._media = MediaTokens(self._template, limits, most)
         self._longest, self._most = longest, most
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:

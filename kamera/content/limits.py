@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from kamera.errors import UnreadableMedia
 
+_LEAST = 1 << 14
+"""Pixels that a frame counts as, at least: it costs some time and memory, however small it is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MediaLimits:
@@ -15,7 +18,8 @@ class MediaLimits:
     than ``decoded`` is decoded smaller: to the size that its processor uses, where that is known, else to so
     many.
     ``clip``: pixels of the frames that are taken of a video; ``video``: of all its frames, those between
-    included. ``file``: bytes of a file.
+    included. ``file``: bytes of a file. ``held``: bytes of processed pixels that a session or pool keeps;
+    more are made again when they are asked for.
     """
 
     picture: int = 89_478_485
@@ -23,6 +27,7 @@ class MediaLimits:
     clip: int = 1 << 30
     video: int = 1 << 38
     file: int = 1 << 28
+    held: int = 1 << 28
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -42,7 +47,7 @@ class MediaLimits:
 
     def check_clip(self, frames: int, size: tuple[int, int], name: str) -> None:
         """Raise UnreadableMedia for too many ``frames`` of this size to be held at once."""
-        if frames * size[0] * size[1] > self.clip:
+        if frames * max(_LEAST, size[0] * size[1]) > self.clip:
             raise UnreadableMedia(
                 f"{frames} frames of {size[0]} x {size[1]} pixels of {name}, more than {self.clip} in all: "
                 "take fewer (fps, num_frames, max_frames, a part) or smaller ones (max_pixels), or give "
@@ -51,7 +56,7 @@ class MediaLimits:
 
     def check_video(self, frames: int, size: tuple[int, int], name: str) -> None:
         """Raise UnreadableMedia for a video of too many ``frames`` of this size to be decoded."""
-        if frames * size[0] * size[1] > self.video:
+        if frames * max(_LEAST, size[0] * size[1]) > self.video:
             raise UnreadableMedia(
                 f"{name} has {frames} frames of {size[0]} x {size[1]} pixels, more than {self.video} in all: "
                 "cut a part of it, or give MediaLimits(video=…)"

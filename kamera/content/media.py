@@ -120,6 +120,20 @@ def source_of(item: Mapping[str, Any], kind: str) -> Any:
     return next((item[name] for name in SOURCES[kind] if item.get(name) is not None), None)
 
 
+def stored_size(source: Any) -> tuple[int, int] | None:
+    """Width and height of a picture as its file has them, not decoded; None if not told."""
+    source = source.held if isinstance(source, Medium) else source
+    if isinstance(source, Image.Image):
+        return source.size
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        source = read_data_url(source)
+    try:
+        with Image.open(io.BytesIO(source)) as image:
+            return image.size
+    except (*DAMAGE, TypeError, Image.DecompressionBombError):
+        return None  # what reads it says why
+
+
 def bytes_of(source: Any, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
     """All bytes of a bytes-like object, or of an open file, whose place stays. Raises UnreadableMedia."""
     if isinstance(source, bytes | bytearray | memoryview):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,11 +14,13 @@ from PIL import Image
 
 from kamera import forks
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.content.media import pixels_digest
-from kamera.content.sizing import SIZES, check_sizes
+from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
+from kamera.content.media import SOURCES, Medium, pixels_digest, source_of, stored_size
+from kamera.content.owned import own_item
+from kamera.content.sizing import SIZES, budget_of, check_sizes, size_of, sizes_of
 from kamera.content.template import ChatTemplate
 from kamera.content.video import Clip, load_media
-from kamera.errors import ModalityNotSupported, NotSegmentable
+from kamera.errors import ModalityNotSupported, NotSegmentable, WindowFull
 from kamera.forks import lazy
 from kamera.ops import digest
 
@@ -26,24 +28,61 @@ _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
 _STAND_INS = ((32, 32), (64, 32), (32, 64), (64, 64))  # width and height of pictures in place of others
 _FRAMES = 2  # of a clip in place of another
 
-HELD = 256
-"""Number of pictures and clips whose tokens and pixels are kept."""
+KNOWN = 4096
+"""Pictures and clips of which it is remembered what a processor writes for them."""
+
+_PER_POSITION = 2
+"""Tokens of media for each position that a model was made for, at most: those of a picture share some."""
+
+
+class Pixels(NamedTuple):
+    """What a model's tower is given of a picture or clip, and the picture to look at."""
+
+    inputs: Mapping[str, torch.Tensor]
+    picture: Image.Image
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        tensors = sum(tensor.nbytes for tensor in self.inputs.values())
+        return tensors + 4 * self.picture.width * self.picture.height
+
+
+class Known(NamedTuple):
+    """What a processor writes for a picture or clip, without its pixels: `ProcessedMedia` has more words."""
+
+    kind: str
+    digest: str
+    text: str
+    size: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ProcessedMedia:
     """A picture or clip after the processor.
 
-    ``text`` is what replaces its placeholder in a prompt, ``inputs`` its own model inputs (pixels, grids),
-    none of them per token. ``digest`` identifies the pixels and their times. ``picture`` is the first one as
-    it was given, to be looked at only.
+    ``text`` is what replaces its placeholder in a prompt. ``digest`` identifies its pixels and their times.
+    ``size`` is its width and height, and the number of its frames. Its pixels are made when they are asked
+    for, of the ``item`` that it was: most of a history's media are in the window already.
     """
 
     kind: str
     digest: str
     text: str
-    inputs: Mapping[str, torch.Tensor]
-    picture: Image.Image
+    size: tuple[int, ...]
+    item: Mapping[str, Any]
+    tokens: MediaTokens
+    made: Pixels | None = None
+
+    @property
+    def inputs(self) -> Mapping[str, torch.Tensor]:
+        """Its own model inputs (pixels, grids), none of them per token."""
+        return (self.made or self.tokens.pixels(self)).inputs
+
+    @property
+    def picture(self) -> Image.Image:
+        """The picture, or the first frame, as it was given, to be looked at only."""
+        return (self.made or self.tokens.pixels(self)).picture
 
 
 class MediaPlace(NamedTuple):
@@ -59,11 +98,20 @@ class MediaPlace(NamedTuple):
 
 
 class MediaTokens:
-    """Media by their pixels. Keeps the last `HELD` pictures and clips; threads may share one."""
+    """Media by content. Remembers what is written for `KNOWN` of them, and keeps some pixels.
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
-        self._media: OrderedDict[str, ProcessedMedia] = OrderedDict()
+    ``most`` are the positions that the model was made for, ``limits`` bound each of the media, and the pixels
+    that are kept. Threads may share one.
+    """
+
+    def __init__(
+        self, template: ChatTemplate, limits: MediaLimits = DEFAULT_LIMITS, most: int | None = None
+    ) -> None:
+        self._template, self._limits = template, limits
+        self._most = None if most is None else _PER_POSITION * most
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._pixels: OrderedDict[str, Pixels] = OrderedDict()
+        self._bytes = 0
         self._lock = forks.Lock()
         self.types: tuple[str, ...] = ()
         """Names of the processor's per-token outputs beside ids and mask, once it was called."""
@@ -74,21 +122,33 @@ class MediaTokens:
         """The media of items of `media_items`, which are those of one prompt.
 
         Each as the processor makes it alone, if it makes the same of it beside others of these kinds, in this
-        order, of as many sizes; else as it makes it here. Raises UnreadableMedia, ModalityNotSupported.
+        order, of as many sizes; else as it makes it here. Raises UnreadableMedia, ModalityNotSupported, and
+        WindowFull for media of far more tokens than the model was made for, before they are decoded where
+        their sizes tell.
         """
-        processor = self._template.processor
-        pixels = [self._load(item) for item in items]
-        media = list(map(self._alone, pixels))
-        sized = [any(item.get(size) is not None for size in SIZES) for item in items]
-        for one, pixel, is_sized in zip(media, pixels, sized, strict=True):
-            check_sizes(processor, [{"type": one.kind, one.kind: pixel, "sized": is_sized}], one.inputs)
-        if len(media) < 2 or self._stands_alone(_classes(pixels)):
+        owned = list(map(self._own, items))
+        keys = list(map(_key, owned))
+        self._check_sizes(owned, keys)
+        media, count = list[ProcessedMedia](), 0
+        for item, key in zip(owned, keys, strict=True):
+            media.append(self._alone(item, key))
+            count += media[-1].text.count(self._template.placeholder(media[-1].kind))
+            self._check_count(count)
+        if len(media) < 2 or self._stands_alone(_classes([(one.kind, one.size) for one in media])):
             return media
-        return self._together(pixels, media)
+        return self._together(owned, media)
+
+    def pixels(self, one: ProcessedMedia) -> Pixels:
+        """The pixels of one of the media that `process` gave, made again if they are not kept."""
+        with self._lock:
+            if one.digest in self._pixels:
+                self._pixels.move_to_end(one.digest)
+                return self._pixels[one.digest]
+        return self._make(one.item)[1]
 
     def prompt(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Model inputs of a whole rendered prompt with all its media, in one call of the processor."""
-        pixels = [self._load(item) for item in items]
+        pixels = [self._load(self._own(item)) for item in items]
         features = self._template.process(text, *_apart(pixels), special=self._template.adds_special(text))
         return _tensors(features)
 
@@ -120,7 +180,7 @@ class MediaTokens:
 
     def stands_beside(self, pixels: Sequence[Any]) -> bool:
         """True if the processor writes these media, all of one chunk, as they are beside others like them."""
-        return self._repeats(_classes(pixels))
+        return self._repeats(_classes([(_kind(one), _size(one)) for one in pixels]))
 
     @lazy
     def tells(self) -> bool:
@@ -131,25 +191,68 @@ class MediaTokens:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _load(self, item: Mapping[str, Any]) -> Any:
-        """The pixels of an item, some of whose entries are the template's."""
+    def _own(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """An item whose medium nobody else can change, without the entries that are the template's."""
         own = {name: value for name, value in item.items() if name not in self._template.entries}
-        return load_media(own, self._template.processor)
+        owned: dict[str, Any] = own_item(own, self._limits)
+        return owned
 
-    def _alone(self, pixels: Any) -> ProcessedMedia:
-        name = pixels_digest(pixels)
+    def _load(self, item: Mapping[str, Any]) -> Any:
+        return load_media(item, self._template.processor, self._limits)
+
+    def _alone(self, item: Mapping[str, Any], key: str) -> ProcessedMedia:
         with self._lock:
-            if name in self._media:
-                self._media.move_to_end(name)
-                return self._media[name]
-        ((text,), features) = self._run([pixels])  # two threads may both run it, with equal results
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+        if known is None:  # two threads may both run it, with equal results
+            known, _ = self._make(item)
+            with self._lock:
+                self._known[key] = known
+                while len(self._known) > KNOWN:
+                    self._known.popitem(last=False)
+        return ProcessedMedia(*known, item, self)
+
+    def _make(self, item: Mapping[str, Any]) -> tuple[Known, Pixels]:
+        """What one call of the processor makes of one of the media; its pixels are kept for a while."""
+        loaded = self._load(item)
+        ((text,), features) = self._run([loaded])
         inputs = _tensors({n: value for n, value in features.items() if n not in _PER_TOKEN})
-        made = ProcessedMedia(_kind(pixels), name, text, inputs, _picture(pixels))
+        kind, name = _kind(loaded), pixels_digest(loaded)
+        sized = any(item.get(size) is not None for size in SIZES)
+        check_sizes(self._template.processor, [{"type": kind, kind: loaded, "sized": sized}], inputs)
+        made = Pixels(inputs, _picture(loaded))
         with self._lock:
-            self._media[name] = made
-            while len(self._media) > HELD:
-                self._media.popitem(last=False)
-        return made
+            self._bytes += made.nbytes - (self._pixels[name].nbytes if name in self._pixels else 0)
+            self._pixels[name] = made
+            self._pixels.move_to_end(name)
+            while self._bytes > self._limits.held and len(self._pixels) > 1:
+                self._bytes -= self._pixels.popitem(last=False)[1].nbytes
+        return Known(kind, name, text, _size(loaded)), made
+
+    def _check_sizes(self, items: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+        """Raise WindowFull if the files of pictures tell, by their sizes, that they have too many tokens."""
+        budget, count = budget_of(self._template.processor), 0
+        if self._most is None or budget is None:
+            return
+        for item, key in zip(items, keys, strict=True):
+            size = None
+            if item["type"] == "image" and key not in self._known:
+                size = stored_size(source_of(item, "image"))
+            if size is not None:
+                self._limits.check_picture(size, "a picture")
+                width, height = size_of(size, sizes_of(item, "image"), "image", budget.cell) or budget.fit(
+                    *size
+                )
+                count += width * height // budget.cell**2
+        self._check_count(count)
+
+    def _check_count(self, count: int) -> None:
+        if self._most is not None and count > self._most:
+            raise WindowFull(
+                f"the pictures and clips have more than {self._most} tokens, and this model was made for "
+                f"{self._most // _PER_POSITION} positions: send fewer, or smaller ones (max_pixels)"
+            )
 
     def _run(self, pixels: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
         """One call of the processor for media alone: the text that it writes for each, and its outputs."""
@@ -185,17 +288,20 @@ class MediaTokens:
         ((text,), _) = self._run([_stand_in(*one)])
         return text
 
-    def _together(self, pixels: Sequence[Any], alone: Sequence[ProcessedMedia]) -> list[ProcessedMedia]:
+    def _together(
+        self, items: Sequence[Mapping[str, Any]], alone: Sequence[ProcessedMedia]
+    ) -> list[ProcessedMedia]:
         """The media as one call of the processor makes them all.
 
         Raises NotSegmentable if its outputs are not one row for each of them.
         """
+        pixels = list(map(self._load, items))
         texts, features = self._run(pixels)
         if len(texts) != len(pixels):
             raise self._no_parts(len(pixels))
         inputs = _tensors({n: value for n, value in features.items() if n not in _PER_TOKEN})
         counts, out, seen = Counter(map(_kind, pixels)), list[ProcessedMedia](), Counter[str]()
-        for one, text in zip(alone, texts, strict=True):
+        for one, pixel, text in zip(alone, pixels, texts, strict=True):
             row, count = seen[one.kind], counts[one.kind]
             own: dict[str, torch.Tensor] = {}
             for name in one.inputs:
@@ -205,7 +311,8 @@ class MediaTokens:
                 own[name] = value[row : row + 1] if value.shape[0] == count else value
             seen[one.kind] += 1
             name = digest("kamera.together.v1", one.digest, text)
-            out.append(ProcessedMedia(one.kind, name, text, own, one.picture))
+            made = Pixels(own, _picture(pixel))
+            out.append(replace(one, digest=name, text=text, made=made))
         return out
 
     def _no_parts(self, count: int) -> NotSegmentable:
@@ -216,14 +323,23 @@ class MediaTokens:
         )
 
 
-def _classes(pixels: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+def _key(item: Mapping[str, Any]) -> str:
+    """The content of an item: what its source holds, and its options."""
+    kind = str(item["type"])
+    source = source_of(item, kind)
+    held = source.digest if isinstance(source, Medium) else Medium(kind, _content(source)).digest
+    options = {name: value for name, value in item.items() if name not in (*SOURCES[kind], "type")}
+    return digest("kamera.item.v1", kind, held, repr(sorted(options.items())))
+
+
+def _content(source: Any) -> bytes:
+    return source.encode() if isinstance(source, str) else bytes(source or b"")
+
+
+def _classes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, int], ...]:
     """Kind and size of each of the media, sizes as numbers from 0 in the order that they come."""
     sizes: dict[Any, int] = {}
-    out = list[tuple[str, int]]()
-    for one in pixels:
-        size = one.size if isinstance(one, Image.Image) else (len(one.frames), one.frames[0].size)
-        out.append((_kind(one), sizes.setdefault(size, len(sizes)) % len(_STAND_INS)))
-    return tuple(out)
+    return tuple([(kind, sizes.setdefault(size, len(sizes)) % len(_STAND_INS)) for kind, size in shapes])
 
 
 def _stand_in(kind: str, size: int) -> Any:
@@ -242,6 +358,12 @@ def _apart(pixels: Sequence[Any]) -> tuple[list[Image.Image], list[Clip]]:
 
 def _kind(pixels: Any) -> str:
     return "image" if isinstance(pixels, Image.Image) else "video"
+
+
+def _size(pixels: Any) -> tuple[int, ...]:
+    """Width, height and number of frames."""
+    frames = [pixels] if isinstance(pixels, Image.Image) else pixels.frames
+    return (*frames[0].size, len(frames))
 
 
 def _picture(pixels: Any) -> Image.Image:

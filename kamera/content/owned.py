@@ -13,7 +13,6 @@ from PIL import Image
 from kamera.content.items import kind_of, media_item
 from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
 from kamera.content.media import SOURCES, Medium, bytes_of, load_image, local_path, read_file
-from kamera.content.sizing import SIZES
 from kamera.content.template import Message, copy_message
 from kamera.content.video import SAMPLING, Clip, load_clip
 from kamera.errors import quote
@@ -77,7 +76,7 @@ def _own(source: Any, kind: str, item: Mapping[str, Any], limits: MediaLimits) -
             return Medium(kind, read_file(path, kind, limits), quote(path))
     if kind == "image":
         return Medium(kind, load_image(source, limits=limits))
-    options = {name: value for name, value in item.items() if name not in SIZES}
+    options = {name: item[name] for name in SAMPLING if name in item}
     return Medium(kind, _apart(load_clip({**options, "video": source}, limits=limits)))
 
 

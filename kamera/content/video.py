@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -295,13 +294,15 @@ class _Stream:
         with self._open() as (container, stream):
             self.rate = float(stream.average_rate or stream.guessed_rate or 0)
             size = stream.width, stream.height
-            packets = [p for p in container.demux(stream) if p.size and not p.is_discard]
-            if any(p.pts is None for p in packets):
+            packets = [
+                (p.pts, p.duration or 0) for p in container.demux(stream) if p.size and not p.is_discard
+            ]
+            if not packets or any(pts is None for pts, _ in packets):
                 return [], 0.0, size
-            packets.sort(key=attrgetter("pts"))
-            times = [float(p.pts * p.time_base) for p in packets]
-            length = float((packets[-1].duration or 0) * packets[-1].time_base) if packets else 0.0
-        return times, _length_of_last(times, length, self.rate), size
+            packets.sort()
+            tick = stream.time_base
+        times = [float(pts * tick) for pts, _ in packets]
+        return times, _length_of_last(times, float(packets[-1][1] * tick), self.rate), size
 
     def frames(self) -> Iterator[_Frame]:
         """All frames, in the order in which they are shown."""

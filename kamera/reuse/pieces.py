@@ -74,7 +74,8 @@ def pieces_of_messages(
     """
     if backbone.processor is None:
         raise ProcessorRequired("messages need the model's chat template: give the backbone its processor")
-    conversations = Conversations(backbone.processor, most=backbone.limits.trained)
+    limits = backbone.builder.limits
+    conversations = Conversations(backbone.processor, most=backbone.limits.trained, limits=limits)
     rendered = conversations.render(messages, tools=tools)
     total = rendered.num_tokens
     first = next((s.start for s in rendered.segments if s.media is not None), total)

@@ -34,7 +34,8 @@ def conversations_of(backbone: Engine) -> Conversations:
             "a conversation needs the model's chat template: give the backbone its processor "
             "(Backbone(model, processor))"
         )
-    return Conversations(backbone.processor, most=backbone.limits.trained)
+    limits = backbone.builder.limits
+    return Conversations(backbone.processor, most=backbone.limits.trained, limits=limits)
 
 
 def check_count(name: str, value: Any, least: int) -> None:

@@ -66,7 +66,7 @@ class EngineAnchors(Anchors):
 
     def __init__(self, engine: Completes, backbone: Engine, store: ChunkStore, **options: Any) -> None:
         super().__init__(backbone, store, **options)
-        self.engine, self.conversations = engine, Opening(backbone.processor)
+        self.engine, self.conversations = engine, Opening(backbone.processor, limits=backbone.builder.limits)
         if options.get("listener") is not None:
             refuse_over_engine(self, "a trace")
         self.open(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request

@@ -22,7 +22,7 @@ from typing import Any
 
 from PIL import Image
 
-from kamera.content import Clip, kind_of, load_image, load_media, media_item, tool_schema
+from kamera.content import Clip, Medium, kind_of, load_image, load_media, media_item, tool_schema
 from kamera.edits import EditPolicy, name_of
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.files import publish_file
@@ -229,6 +229,7 @@ def _put_item(item: Any, kind: str, files: dict[str, bytes], processor: Any) -> 
         "seconds": [float(s) for s in clip.seconds],
         "fps": float(clip.fps),
         "total_frames": int(clip.total_frames),
+        "start": float(clip.start),
     }
     return {
         "type": "video",
@@ -257,13 +258,14 @@ def _get_item(item: Any, media: Path) -> Any:
         return item
     fields = item["kamera"]
     if item["type"] == "image":
-        return {"type": "image", "image": _get_picture(fields["file"], media)}
-    frames = tuple(_get_picture(name, media) for name in fields["frames"])
+        return {"type": "image", "image": Medium("image", _get_picture(fields["file"], media))}
+    frames = tuple(load_image(_get_picture(name, media)) for name in fields["frames"])
     indices, seconds = tuple(fields["indices"]), tuple(fields["seconds"])
-    return {"type": "video", "video": Clip(frames, indices, seconds, fields["fps"], fields["total_frames"])}
+    rest = fields["fps"], fields["total_frames"], fields["start"]
+    return {"type": "video", "video": Medium("video", Clip(frames, indices, seconds, *rest))}
 
 
-def _get_picture(name: str, media: Path) -> Image.Image:
+def _get_picture(name: str, media: Path) -> bytes:
     if not _PICTURE.fullmatch(name):
         raise ValueError(f"{name!r} is no picture's digest")
     try:
@@ -273,7 +275,7 @@ def _get_picture(name: str, media: Path) -> Image.Image:
         raise CorruptChunk(f"a picture of the session is missing: {error}") from None
     if f"{hashlib.sha256(data).hexdigest()}.png" != name:
         raise CorruptChunk(f"{str(media / name)!r} is damaged: its digest does not match")
-    return load_image(data)
+    return data
 
 
 # -- files -------------------------------------------------------------------------------------

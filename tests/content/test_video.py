@@ -268,7 +268,7 @@ def test_a_small_file_of_many_or_giant_frames_is_refused_before_it_is_decoded(tm
         read_video(many, num_frames=1, limits=MediaLimits(video=50_000))
     with pytest.raises(UnreadableMedia, match=r"400 frames of 16 x 16 pixels.*take fewer"):
         read_video(many, limits=MediaLimits(clip=50_000))
-    assert len(read_video(many, num_frames=5, limits=MediaLimits(clip=50_000)).frames) == 5
+    assert len(read_video(many, num_frames=5, limits=MediaLimits(clip=100_000)).frames) == 5
     with pytest.raises(UnreadableMedia, match="16 x 16 pixels, more than 255"):
         read_video(many, limits=MediaLimits(picture=255))
     with pytest.raises(UnreadableMedia, match="bytes, more than 99"):
@@ -277,5 +277,9 @@ def test_a_small_file_of_many_or_giant_frames_is_refused_before_it_is_decoded(tm
     pictures(1)[0].save(moving, save_all=True, append_images=pictures(30)[1:])
     with pytest.raises(UnreadableMedia, match="more than 5000 in all"):
         read_video(moving, limits=MediaLimits(video=5000))
-    small = load_clip({"video": str(many), "max_pixels": 28 * 28}, 4, limits=MediaLimits(clip=400 * 28 * 28))
-    assert len(small.frames) == 400
+    large = write(tmp_path / "large", File("mp4", times=list(range(0, 400, 40)), size=(320, 240)))
+    tight = MediaLimits(clip=200_000)
+    with pytest.raises(UnreadableMedia, match="10 frames of 320 x 240 pixels"):
+        load_clip({"video": str(large)}, limits=tight)
+    small = load_clip({"video": str(large), "max_pixels": 28 * 28}, 4, limits=tight)
+    assert [frame.size for frame in small.frames] == [(32, 24)] * 10

@@ -143,12 +143,15 @@ def test_an_item_keeps_its_form(key, wanted, tmp_path):
     assert np.array_equal(np.asarray(held), np.asarray(A))
 
 
-def test_what_messages_give_back_is_the_clients(wanted):
+def test_what_messages_give_back_is_the_clients(wanted, tmp_path):
     chat = run(A.copy(), lambda x: None)
     before = chat.render().segment_ids()
-    for history in (chat.messages, chat.history(chat.state.last)):
+    chat.save(tmp_path / "saved")
+    loaded = ChatSession.load(tmp_path / "saved", seeing(), chat.store)
+    for history in (chat.messages, chat.history(chat.state.last), loaded.messages):
         history[0]["content"][0]["image"].paste(B)
         history[0]["content"].clear()
+    assert loaded.render().segment_ids() == before
     assert chat.render().segment_ids() == before == wanted.render().segment_ids()
     chat.send([*chat.messages, user("more")], **GREEDY)  # and they can be sent again
     assert chat.render().segment_ids()[: len(before) - 1] == before[:-1]

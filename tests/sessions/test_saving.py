@@ -65,12 +65,13 @@ def test_tools_clips_and_empty_sessions_are_saved(tmp_path):
     assert again.manner.tools == TOOLS and again.messages == chat.messages
     empty = session(speaking("thinking"))
     frames = tuple(picture(i) for i in range(2))
-    clip = {"type": "video", "video": Clip(frames, (0, 5), (0.0, 0.5), 10.0, 30)}
+    clip = {"type": "video", "video": Clip(frames, (0, 5), (7.0, 7.5), 10.0, 30, 7.0)}
     empty.state = type(empty.state)(messages=({"role": "user", "content": [clip]},))
     empty.save(tmp_path / "clip")
     (item,) = _loaded(tmp_path / "clip", speaking("thinking")).messages[0]["content"]
     held = item["video"]
-    assert (held.indices, held.seconds, held.fps, held.total_frames) == ((0, 5), (0.0, 0.5), 10.0, 30)
+    assert (held.indices, held.seconds, held.start) == ((0, 5), (7.0, 7.5), 7.0)
+    assert (held.fps, held.total_frames) == (10.0, 30)
     assert [f.tobytes() for f in held.frames] == [f.tobytes() for f in frames]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kamera.content import Chunk, Content
+from kamera.content import Chunk, Content, MediaLimits
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.load import (
     device_of,
@@ -59,12 +59,17 @@ class Backbone:
     by ``generate`` of transformers. The model's weights and mode do not change. It gets hooks that count
     forwards, and one that stops a forward that only encodes.
 
+    ``media`` bounds what pictures and clips may cost (`MediaLimits`).
+
     ``engine`` is what windows, sessions and the store run it by (`kamera.engines.Engine`). Safe to use from
     several threads.
     """
 
-    def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, processor: Any | None = None, *, media: MediaLimits | None = None
+    ) -> None:
         self.engine = HfEngine(model, processor)
+        self.engine.builder.limits = media or self.engine.builder.limits
 
     @classmethod
     def from_pretrained(
@@ -74,6 +79,7 @@ class Backbone:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         by_files: bool = False,
+        media: MediaLimits | None = None,
         **options: Any,
     ) -> Backbone:
         """Load a model directory or hub name with its processor.
@@ -92,7 +98,7 @@ class Backbone:
         model = load_model(name, dtype=dtype, **options)
         if place is not None:
             model = model.to(place)
-        backbone = cls(model, load_processor(name))
+        backbone = cls(model, load_processor(name), media=media)
         of_files = fingerprint_of(files, backbone.engine.facts.dtype)
         if of_files is not None:
             backbone.engine.identity.name(of_files)
