@@ -8,6 +8,7 @@ from kamera.content.exclusive import exclusive_of
 from kamera.content.fields import Fields, json_object
 from kamera.content.forms import (
     MOST_LIKELY,
+    REASONING,
     anthropic_messages,
     anthropic_tools,
     chat_logprobs,
@@ -47,6 +48,7 @@ __all__ = [
     "EXPONENT",
     "LONGEST",
     "MOST_LIKELY",
+    "REASONING",
     "SHORTEST",
     "TOKEN_TYPES",
     "Bits",

@@ -25,11 +25,15 @@ MOST_LIKELY = 20
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of pictures."""
 
+REASONING = "reasoning_content"
+"""An answer's thought in its message, where a template has a place for it."""
+
 Messages = list[dict[str, Any]]
 
 _CHAT = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _BROKEN = "�"
 _LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"  # there is none
 _LEAST = -9999.0  # of a token that cannot come, as OpenAI writes it: JSON has no infinity
 _TEXTS = ("text", "input_text", "output_text")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -42,8 +46,10 @@ def chat_message(message: Fields) -> dict[str, Any]:
         raise message.wrong("role", role, f"one of {', '.join(_CHAT)}")
     out: dict[str, Any] = {"role": _CHAT[role], "content": ""}
     calls = message.objects("tool_calls") if role == "assistant" else []
-    if "content" in message or not calls:
+    if "content" in message or role != "assistant":
         out["content"] = content_of(message, pictures=role in ("user", "tool"))
+    if name := message.take("name", str):
+        out["name"] = name
     if role == "tool":
         out["tool_call_id"] = message.need("tool_call_id", str)
     for one in calls:
@@ -53,23 +59,37 @@ def chat_message(message: Fields) -> dict[str, Any]:
         function.finish()
         one.finish()
     if role == "assistant":
-        message.accept_only(annotations=[], refusal="")
+        thought = message.take("reasoning_content", str), message.take("reasoning", str)
+        out |= reasoning_of(thought[0] or thought[1])
+        message.take("annotations", list)
+        message.accept_only(refusal="")
     message.finish()
     return out
+
+
+def reasoning_of(thought: str | None) -> dict[str, str]:
+    """What an answer's message has of the thought before it, as templates name it."""
+    return {REASONING: thought} if thought else {}
 
 
 def response_items(items: list[Fields]) -> Messages:
     """The messages of input items of OpenAI's responses; calls join the answer that they came with."""
     messages: Messages = []
+    thought = ""  # of the answer that comes next
     for item in items:
         kind = item.take("type", str, "message")
-        item.accept_only(status="completed")
+        item.accept_only(status=("completed", "incomplete", "in_progress"))
+        item.take("phase", str)
         if kind == "message":
             role = item.need("role", str)
             if role not in _CHAT or role == "tool":
                 raise item.wrong("role", role, "user, assistant, system or developer")
             content = content_of(item, pictures=role == "user", joined=True)
             messages.append({"role": _CHAT[role], "content": content})
+        elif kind == "reasoning":
+            parts = [*item.objects("summary"), *item.objects("content")]
+            thought = "\n".join(map(_thought, parts))
+            item.take("encrypted_content", str)
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -79,7 +99,10 @@ def response_items(items: list[Fields]) -> Messages:
             content = content_of(item, "output", pictures=True, joined=True)
             messages.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": content})
         else:
-            raise item.wrong("type", kind, "message, function_call or function_call_output")
+            raise item.wrong("type", kind, "message, reasoning, function_call or function_call_output")
+        if messages and messages[-1]["role"] == "assistant" and kind != "reasoning":
+            messages[-1] |= reasoning_of(thought)
+            thought = ""
         item.take("id", str)
         item.finish()
     return messages
@@ -96,9 +119,15 @@ def anthropic_messages(message: Fields) -> Messages:
     items: list[dict[str, Any]] = [] if text is None else [{"type": "text", "text": text}]
     calls: list[dict[str, Any]] = []
     results: Messages = []
+    thoughts: list[str] = []
     for block in blocks:
         kind = block.need("type", str)
-        if kind == "tool_use" and role == "assistant":
+        if kind in ("thinking", "redacted_thinking") and role == "assistant":
+            thoughts.append(block.take("thinking", str, ""))
+            for name in ("signature", "data"):
+                block.take(name, str)
+            block.finish()
+        elif kind == "tool_use" and role == "assistant":
             calls.append(_call(block, "input", block.need("id", str)))
             _end(block)
         elif kind == "tool_result" and role == "user":
@@ -106,7 +135,8 @@ def anthropic_messages(message: Fields) -> Messages:
         else:
             items.append(_part(block, kind, role == "user"))
     if role == "assistant":
-        return [{"role": role, "content": _join(items), **({"tool_calls": calls} if calls else {})}]
+        others = reasoning_of("\n".join(thoughts)) | ({"tool_calls": calls} if calls else {})
+        return [{"role": role, "content": _join(items), **others}]
     return [*results, *([{"role": role, "content": _join(items)}] if items or not results else [])]
 
 
@@ -184,10 +214,10 @@ def chat_logprobs(body: Fields) -> int | None:
 
 def response_logprobs(body: Fields) -> int | None:
     """As `chat_logprobs`, of responses, which ask by ``include``, too."""
-    most, include = body.count("top_logprobs", 0, MOST_LIKELY), body.texts("include", 1)
-    if include not in ((), (_LOGPROBS,)):
+    most, include = body.count("top_logprobs", 0, MOST_LIKELY), body.texts("include", 2)
+    if not {_LOGPROBS, _ENCRYPTED}.issuperset(include):
         raise body.wrong("include", [*include], f'["{_LOGPROBS}"], or leave it out')
-    return (most or 0) if most or include else None
+    return (most or 0) if most or _LOGPROBS in include else None
 
 
 def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -269,6 +299,14 @@ def _part(part: Fields, kind: str, pictures: bool) -> dict[str, Any]:
     return item
 
 
+def _thought(part: Fields) -> str:
+    """A part of OpenAI's reasoning item."""
+    part.accept_only(type=("summary_text", "reasoning_text"))
+    text = part.take("text", str, "")
+    part.finish()
+    return text
+
+
 def _end(part: Fields) -> None:
     """End a part; it may say that it be cached, as all is."""
     mark = part.take_object("cache_control", absent=True)
@@ -279,7 +317,7 @@ def _end(part: Fields) -> None:
 
 def _from_url(holder: Fields, name: str) -> dict[str, Any]:
     url, at = holder.need(name, str), holder.place(name)
-    holder.accept_only(detail=("auto", "high"))
+    holder.accept_only(detail=("auto", "low", "high"))
     holder.finish()
     head, comma, body = url.partition(",")
     if head[:5].lower() != "data:" or not comma or not head.lower().endswith(";base64"):

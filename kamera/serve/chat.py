@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kamera.content import Fields, chat_logprobs, chat_message, chat_tool, choose_tools, hint_of
-from kamera.serve.dialect import Asked, Dialect, Events, Said, common
+from kamera.serve.dialect import HARMLESS, Asked, Dialect, Events, Said, common
 
 
 class Chat(Dialect):
@@ -31,8 +31,9 @@ class Chat(Dialect):
             **common(body, session, 2),
         )
         body.accept_only(n=1, logit_bias={}, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
-        body.accept_only(response_format={"type": "text"}, modalities=["text"], store=False, metadata={})
-        body.accept_only(parallel_tool_calls=True, service_tier=("auto", "default"))
+        body.accept_only(response_format={"type": "text"}, modalities=["text"], parallel_tool_calls=True)
+        for harmless, kind in (("store", bool), ("metadata", dict), *HARMLESS):
+            body.take(harmless, kind)
         super().__init__(body, asked)
 
     def whole_answer(self, said: Said) -> dict[str, Any]:

@@ -18,6 +18,9 @@ Events = list[dict[str, Any] | str]
 
 _ID = 256  # characters
 
+HARMLESS: tuple[tuple[str, type[Any]], ...] = (("service_tier", str), ("prompt_cache_retention", str))
+"""Entries of OpenAI's APIs that change nothing here, and their kinds."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -49,7 +52,8 @@ class Asked:
 @dataclass(frozen=True)
 class Said:
     """An answer: text outside of calls, the calls, the stop string that ended it, the applied edit, and
-    OpenAI's entry of each token of the text.
+    OpenAI's entry of each token of the text. ``dropped`` are entries of messages that the template has no
+    place for.
     """
 
     turn: Turn
@@ -58,6 +62,7 @@ class Said:
     stopped: str | None
     cleared: dict[str, Any] | None
     logprobs: list[dict[str, Any]] | None
+    dropped: tuple[str, ...] = ()
 
     @property
     def message(self) -> dict[str, Any]:
@@ -72,7 +77,8 @@ class Said:
         told = ("kept", "turned", "patched", "sampled", "prefilled", "left")
         counts = {name: getattr(report, name) for name in told}
         names = {"session_id": self.turn.session_id, "turn_id": self.turn.turn_id}
-        return {"guarantee": report.guarantee, "mode": report.mode, **names, **counts}
+        dropped = {"dropped": [*self.dropped]} if self.dropped else {}
+        return {"guarantee": report.guarantee, "mode": report.mode, **names, **counts, **dropped}
 
 
 class Dialect:

@@ -11,13 +11,20 @@ from typing import Any
 
 from kamera.content import Fields, Message, choose_tools, hint_of, response_items, response_logprobs, tool_of
 from kamera.errors import InvalidRequest, UnknownTurn, quote
-from kamera.serve.dialect import Asked, Dialect, Events, Said, common
+from kamera.serve.dialect import HARMLESS, Asked, Dialect, Events, Said, common
 from kamera.serve.refusal import Refusal
 
 _log = logging.getLogger(__name__)
 
 KEPT = 4096
 """Responses that are kept, of all tenants."""
+
+_EMPTY: dict[str, dict[str, Any]] = {
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "reasoning": {},
+    "stream_options": {"include_obfuscation": (True, False)},
+}
+"""Objects that may be there, if they ask for what is done anyway."""
 
 _FILE, _PATIENCE = "responses.sqlite", 10  # seconds for another process that writes
 _TABLE = (
@@ -107,8 +114,13 @@ class Responses(Dialect):
             **shared,
         )
         self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {})}
-        body.accept_only(parallel_tool_calls=True, truncation="disabled", background=False)
-        body.accept_only(text={"format": {"type": "text"}}, reasoning={}, service_tier=("auto", "default"))
+        body.accept_only(parallel_tool_calls=True, truncation=("auto", "disabled"), background=False)
+        for harmless, kind in (("max_tool_calls", int), *HARMLESS):
+            body.take(harmless, kind)
+        for name, allowed in _EMPTY.items():
+            part = body.take_object(name, absent=True)
+            part.accept_only(**allowed)
+            part.finish()
         super().__init__(body, asked)
         self._sent = 0
         self._item = self.id.replace("resp", "msg")

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations, Fields, fits, json_object, logprob_items
+from kamera.content import REASONING, Conversations, Fields, Message, fits, json_object, logprob_items
 from kamera.engines import Completes
 from kamera.engines.hf import Backbone, HfEngine, ServedModel
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job, Result
-from kamera.sessions import Branches, SessionMode, SessionPool, Stream, Turn, call_form
+from kamera.sessions import Branches, SessionMode, SessionPool, Stream, Turn, call_form, template_of
 from kamera.store import ChunkStore, parse_size
 from kamera.trust import Guarantee, ReusePolicy, at_least
 from kamera.window.view import Lives
@@ -54,6 +54,7 @@ class Service:
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
         self._conversations = Conversations(self.backbone.processor, most=self.backbone.limits.trained)
         self.calls = call_form(self.backbone)
+        self._shows_reasoning = REASONING in template_of(self.backbone.processor)
         self._stores: dict[str, ChunkStore] = {}
         self._lives: defaultdict[str, Lives] = defaultdict(partial(Lives, SESSIONS, OPERATIONS))
         self._branches: dict[str, Branches] = {}
@@ -79,7 +80,10 @@ class Service:
 
     def answer(self, asked: Asked, tenant: str, stream: Stream) -> Said:
         """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
-        tools = asked.tools or None
+        tools, dropped = asked.tools or None, tuple[str, ...]()
+        if not self._shows_reasoning and any(REASONING in message for message in asked.messages):
+            asked = replace(asked, messages=[_without_thought(message) for message in asked.messages])
+            dropped = (REASONING,)
         edit: dict[str, Any] | None = None
         if asked.anew or asked.clearing is not None:
             asked, edit = self._whole(asked, tenant)
@@ -93,7 +97,7 @@ class Service:
             content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
             some = turn.logprobs
             noted = None if some is None else logprob_items(some, content, self._conversations)
-            return Said(turn, content, calls, stream.stopped, edit, noted)
+            return Said(turn, content, calls, stream.stopped, edit, noted, dropped)
 
         options["told"] = lambda turn: said(turn).message  # results answer the calls in it by their ids
         return said(pool.send(asked.messages, asked.session, tenant, **options))
@@ -163,6 +167,10 @@ class Service:
             "top_k": config.top_k if asked.top_k is None else asked.top_k,
         }
         return {**options, **drawn, "seed": secrets.randbits(62) if asked.seed is None else asked.seed}
+
+
+def _without_thought(message: Message) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != REASONING}
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode
 from kamera.sessions.pool import SessionPool
 from kamera.sessions.stream import Logprob, Stream
-from kamera.sessions.tool_calls import CallForm, call_form
+from kamera.sessions.tool_calls import CallForm, call_form, template_of
 from kamera.sessions.turn import Turn, TurnReport
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "Turn",
     "TurnReport",
     "call_form",
+    "template_of",
 ]

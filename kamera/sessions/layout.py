@@ -11,7 +11,7 @@ import torch
 from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.modes import first_that_knows_more
-from kamera.window import Arrange, KameraWindow, cut_text
+from kamera.window import KameraWindow, cut_text, keep_first
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
@@ -103,7 +103,7 @@ def keep_head(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
         equal, last = shared_tokens - old[layout.runs[count][0]].start, window.slots[count]
         stay += equal >= last.length or (equal > 0 and len(cut_text(window, last, [equal])) > 1)
     if stay < len(window.slots):  # else what was said behind them stays, too
-        window.run(window.plan(Arrange(window.slots[:stay], archive=False)))
+        keep_first(window, stay)
     return Layout(layout.prompt, layout.runs[:count])
 
 

@@ -159,11 +159,15 @@ _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _INSIDE = ("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 
 
+def template_of(processor: Any) -> str:
+    """The source of a processor's chat template."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return str(getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None))
+
+
 def call_form(engine: Engine) -> CallForm:
     """The form of calls that an engine's chat template writes; Hermes' for one of no family that is known."""
-    processor = engine.processor
-    tokenizer = getattr(processor, "tokenizer", processor)
-    template = str(getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None))
+    template = template_of(engine.processor)
     form: CallForm
     if _DEEPSEEK[0] in template:
         form = _Fenced(_DEEPSEEK, _INSIDE)
@@ -175,6 +179,7 @@ def call_form(engine: Engine) -> CallForm:
         form = _Bare(("<|python_tag|>",))
     else:
         form = CallForm()
+    tokenizer = getattr(engine.processor, "tokenizer", engine.processor)
     tokens: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     words = {*form.marks, *form.inner}
     return replace(form, special={i: str(t) for i, t in tokens.items() if t.special and str(t) in words})

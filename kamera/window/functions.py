@@ -103,6 +103,15 @@ def cut_text(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple
 
 
 @one_at_a_time
+def keep_first(window: KameraWindow, count: int) -> None:
+    """Let all slots behind the first ``count`` leave: no forward, no KV changes, and nothing is archived."""
+    state = window._state
+    seats = Seats(state.seats.seats[:count], state.seats.frame)
+    tensors = {seat.number: state.tensors[seat.number] for seat in seats.seats}
+    window._state, window._plans = WindowState(seats, tensors), ()
+
+
+@one_at_a_time
 def search(window: KameraWindow, like: Content | Chunk, k: int = 5) -> list[Hit]:
     """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
     window._check_backbone()

@@ -280,3 +280,47 @@ def test_an_answer_that_takes_too_long_is_a_504(served: Served, monkeypatch):
     monkeypatch.setattr(worker, "TIMEOUT", 0.0)
     answer = served.post("/v1/chat/completions", {**GREEDY, "messages": [user(ASK)]})
     assert answer.status_code == 504 and "fewer tokens" in answer.json()["error"]["message"]
+
+
+def test_entries_that_clients_send_and_that_change_nothing_are_taken(served: Served):
+    """Names, thoughts, empty answers and labels of all three APIs: the answer is that without them."""
+    chat, claude = served.openai(), served.anthropic()
+    history = [user("a"), {"role": "assistant", "content": "b"}, user(LONG)]
+    thought = {**history[1], "reasoning_content": "hm", "refusal": None, "annotations": [{"type": "x"}]}
+    labels = {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "prompt_cache_retention": "24h"}
+    sent = [{**history[0], "name": "bob"}, thought, history[2]]
+    answer = chat.chat.completions.create(messages=sent, **labels, **GREEDY)
+    assert answer.choices[0].message.content == said(history)
+    assert answer.model_extra["kamera"]["dropped"] == ["reasoning_content"]  # its template shows none
+    empty = [history[0], {"role": "assistant", "content": None}, history[2]]
+    answer = chat.chat.completions.create(messages=empty, **GREEDY)
+    assert answer.choices[0].message.content == said([empty[0], {**empty[1], "content": ""}, empty[2]])
+
+    picture = as_chat(user("?", frames()[0]))
+    picture["content"][0]["image_url"]["detail"] = "low"
+    answer = chat.chat.completions.create(messages=[picture], **GREEDY)
+    assert answer.choices[0].message.content == said([user("?", frames()[0])])
+
+    asked = {"model": "testbed", "max_output_tokens": 2, "temperature": 0}
+    options = {"reasoning": {"effort": None}, "stream_options": {"include_obfuscation": False}}
+    options |= {"truncation": "auto", "include": ["reasoning.encrypted_content"], "text": {"verbosity": None}}
+    first = chat.responses.create(input="a", **asked, **options)
+    (item,) = first.output
+    assert first.status == "incomplete"
+    own = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {**item.model_dump(), "status": "incomplete", "phase": "final_answer"},
+        {"role": "user", "content": LONG},
+    ]
+    second = chat.responses.create(input=own, **asked)
+    told = [user("a"), {"role": "assistant", "content": first.output_text}, user(LONG)]
+    assert second.output_text == said(told, 2)
+
+    blocks = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "b"}]
+    answer = claude.messages.create(
+        model="testbed",
+        max_tokens=6,
+        messages=[history[0], {"role": "assistant", "content": blocks}, user(LONG)],
+    )
+    assert answer.content[0].text == said(history)

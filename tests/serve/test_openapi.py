@@ -20,7 +20,15 @@ from tests.serve.test_reading import BODIES, read
 DOCUMENT = json.loads((Path(kamera.serve.__file__).parent / "openapi.json").read_text())
 SCHEMAS = DOCUMENT["components"]["schemas"]
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
-BEYOND = ("is no picture", "nothing is fetched", "JSON object", "printable", "JSON schema", "logprobs: true")
+BEYOND = (
+    "is no picture",
+    "nothing is fetched",
+    "JSON object",
+    "printable",
+    "JSON schema",
+    "logprobs: true",
+    "not here",
+)
 """What the document cannot say."""
 
 VALUES: tuple[Any, ...] = (
