@@ -34,6 +34,16 @@ def cache_dir() -> Path:
         return Path(tempfile.mkdtemp(prefix="kamera-"))
 
 
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """A path that a caller gave, from the root on, so that it stays when the working folder changes.
+
+    ``~`` is the home. Raises ValueError for an empty path.
+    """
+    if not os.fspath(path):
+        raise ValueError("'' is no path: give one")
+    return Path(path).expanduser().absolute()
+
+
 @contextlib.contextmanager
 def publish_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, in place of any other at ``path`` once it is complete and on the disk. Raises `OSError`.

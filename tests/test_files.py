@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kamera import files
-from kamera.files import ASIDE, lock_path, publish_file
+from kamera import ChunkStore, SessionPool, files
+from kamera.files import ASIDE, lock_path, publish_file, user_path
 from tests.killing import die, in_child
+from tests.sessions.rig import speaking
 
 
 def names(folder: Path) -> list[str]:
@@ -88,3 +89,30 @@ def test_a_lock_has_one_holder_and_names_it(tmp_path: Path) -> None:
             lock_path(path, 0.01, flags).__enter__()
         with lock_path(path, 0.01, flags):
             pass
+
+
+def test_a_path_of_a_user_is_absolute_and_knows_the_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert user_path("a/b") == tmp_path / "a" / "b" and user_path(Path("~/x")) == Path("/home/ann/x")
+    with pytest.raises(ValueError, match="no path"):
+        user_path("")
+
+
+def test_stores_sessions_windows_and_traces_stay_where_they_are_if_the_working_folder_changes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    hello, options = [{"role": "user", "content": "hello"}], {"max_new_tokens": 1, "do_sample": False}
+    with ChunkStore.open("store") as store:
+        pool = SessionPool(speaking("headers"), store, save="saves", trace="trace.jsonl")
+        pool.send(hello, "one", **options)
+        monkeypatch.chdir(tmp_path / "other")
+        pool.send("and now?", "one", **options)
+        pool.send(hello, "two", **options)
+        pool.flush()
+        assert pool.list_saved() == ["one", "two"]
+    assert list((tmp_path / "other").iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"other", "store", "saves", "trace.jsonl"}
+    assert len((tmp_path / "trace.jsonl").read_text().splitlines()) >= 3

@@ -27,6 +27,7 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
     options += [p for p in (*own, *common) if p.default is not p.empty]
 
     def run(**values: Any) -> None:
+        values = {n: v.expanduser() if isinstance(v, Path) else v for n, v in values.items()}
         _check_output(values)
         instances = {name: make(cls, values) for name, cls in classes.items()}
         verb(**{p.name: values[p.name] for p in own}, **instances)

@@ -74,6 +74,8 @@ def inspect(
     elif (path / WINDOW.name).is_file():
         document = contents.read_window(path)
         parts = tables(document, {"chunks": _CHUNK.split()})
+    elif not path.exists():
+        raise ValueError(f"nothing is at {str(path)!r}: give a store, a saved window or an object file")
     else:
         raise StoreError(
             f"{str(path)!r} is not a store (no {MARKER}), no saved window (no {WINDOW.name}) and no "

@@ -11,6 +11,7 @@ import typer
 
 from kamera.cli.options import Owner
 from kamera.errors import StoreError
+from kamera.files import user_path
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.tier import MARKER
 from kamera.store.keys import KVForm
@@ -38,7 +39,7 @@ def store_url(text: str | None) -> str | None:
         raise typer.BadParameter(
             f"{parts.scheme}:// is not a store: give a directory, file://, redis://, s3://, gs://"
         )
-    path = Path(unquote(parts.path) if "://" in text else text).absolute()
+    path = user_path(unquote(parts.path) if "://" in text else text)
     if path.exists() and not path.is_dir():
         raise typer.BadParameter(f"{str(path)!r} is a file: give a directory or a remote")
     return str(path)
@@ -98,10 +99,14 @@ class StorePlace:
         )
 
     def open_answering(self, *, make: bool = False) -> ChunkStore:
-        """Open a store. Raises `StoreError` for a dead remote, and unless it may ``make`` one for none.
+        """Open a store. Raises `StoreError` for a dead remote.
+
+        Unless it may ``make`` one also for what is no store, and ValueError for a path where nothing is.
 
         In a window a remote that is down gives misses; listing or filling one needs the error.
         """
+        if not make and not self.remote and not Path(self.url).exists():
+            raise ValueError(f"nothing is at {self.url!r}: give a store's directory")
         if not make and not self.remote and not (Path(self.url) / MARKER).is_file():
             raise StoreError(
                 f"{self.url!r} is not a kamera store (it has no {MARKER}): give a store's directory"

@@ -67,5 +67,5 @@ def _events(source: str) -> Sequence[Event]:
     if path.is_dir():
         return events_in(path)
     if not path.exists():
-        raise StoreError(f"nothing is at {source!r}: give a trace, a saved session or window, or an address")
+        raise ValueError(f"nothing is at {source!r}: give a trace, a saved session or window, or an address")
     return list(read_trace(path))

@@ -17,6 +17,7 @@ from typing import Any
 
 from kamera.content import names_media
 from kamera.errors import PlanError, quote
+from kamera.files import user_path
 from kamera.ops import layers_of
 
 _BUDGET = ("min_pixels", "max_pixels", "resized_height", "resized_width")
@@ -75,7 +76,7 @@ def read_plan(path: str | Path) -> PlanFile:
     Raises PlanError naming every bad line, or the first alone of a file that is no plan, FileNotFoundError
     (or another OSError) for the plan itself.
     """
-    path = Path(path)
+    path = user_path(path)
     windows: list[PlannedWindow] = []
     problems: list[str] = []
     is_first = True

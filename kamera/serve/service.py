@@ -14,6 +14,7 @@ from typing import Any
 from kamera.content import REASONING, Conversations, Fields, Message, fits, json_object, logprob_items
 from kamera.engines import Completes
 from kamera.engines.hf import Backbone, HfEngine, ServedModel
+from kamera.files import user_path
 from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
@@ -49,6 +50,7 @@ class Service:
         max_bytes: int | str | None = None,
         engine: Completes | None = None,
     ) -> None:
+        store = None if store is None else user_path(store)
         self.backbone, self.store = backbone.engine, store
         self._config = backbone.model.generation_config
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum

@@ -16,6 +16,7 @@ from kamera.content import Message, Rendered, own_messages, shown_message
 from kamera.edits import Directive, EditPolicy, Snap, edit_messages, same
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError
+from kamera.files import user_path
 from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.anticipation import Anticipation
@@ -296,8 +297,9 @@ class ChatSession:
         cannot hold, UnreadableMedia for a missing picture.
         """
         refuse_over_engine(self._anchors, "a saved session")
-        with lock_folder(Path(path)):
-            save_session(Path(path), self.state, self._anchors, self.manner, session_id)
+        folder = user_path(path)
+        with lock_folder(folder):
+            save_session(folder, self.state, self._anchors, self.manner, session_id)
 
     @classmethod
     def load(
@@ -318,13 +320,14 @@ class ChatSession:
         """
         check_store(store)
         engine = engine_of(backbone)
-        document = read_document(Path(path), store)
-        edit_policy = find_policy(Path(path), document, edit_policy)
+        folder = user_path(path)
+        document = read_document(folder, store)
+        edit_policy = find_policy(folder, document, edit_policy)
         anchors = Anchors(engine, store, max_tokens=document.max_tokens, policy=document.policy)
         manner = Manner(document.tools, document.mode, edit_policy, document.uncached, reuse)
         session = open_session(anchors, manner)
         with session._account.count_now(session.backbone):
-            session.state = load_session(Path(path), document, anchors)
+            session.state = load_session(folder, document, anchors)
         return session
 
     # -- inside --------------------------------------------------------------------------------

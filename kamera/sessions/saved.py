@@ -22,6 +22,7 @@ from pathlib import Path
 from kamera import files, forks
 from kamera.edits import name_of
 from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreError, quote
+from kamera.files import user_path
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import Turns
@@ -50,7 +51,7 @@ class SavedSessions:
     """
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
-        self.root = Path(root)
+        self.root = user_path(root)
         self.limit = limit
         self._lock = forks.Lock()
         self._headers: dict[str, tuple[Stamp, Document | None]] = {}  # without messages

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from kamera.errors import StoreError, quote
+from kamera.files import user_path
 from kamera.store.codec import Codec
 from kamera.store.disk.tier import DiskTier
 from kamera.store.quantities import parse_size
@@ -34,7 +35,7 @@ def open_tiers(
         remote = open_remote(url, codec, tenant)
         if cache is None:
             return remote.url, Tiers(codec, tenant, memory_limit, remote=remote)
-        disk = DiskTier(directory_of(Path(cache), codec), codec, limit=limit, cache=True)
+        disk = DiskTier(directory_of(user_path(cache), codec), codec, limit=limit, cache=True)
         return remote.url, Tiers(codec, tenant, memory_limit, disk, remote)
     if cache is not None:
         raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
@@ -51,11 +52,11 @@ def open_tiers(
 def path_of(url: str | os.PathLike[str]) -> Path | None:
     """The directory that a store's url names; None for ``memory://``. Raises `StoreError` for another url."""
     if not isinstance(url, str):
-        return Path(url)
+        return user_path(url)
     if url == "memory://":
         return None
     if "://" not in url:
-        return Path(url)
+        return user_path(url)
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
         raise StoreError(

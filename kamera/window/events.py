@@ -12,13 +12,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
 from kamera.engines import Spent, Usage
 from kamera.errors import TraceError, quote
+from kamera.files import user_path
 from kamera.trust import Proof
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
@@ -287,7 +287,7 @@ class Trace:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, content: bool = False, session: str = "") -> None:
-        self.path = Path(path)
+        self.path = user_path(path)
         self.content = content
         self.session = session
 
@@ -308,7 +308,7 @@ def read_trace(path: str | os.PathLike[str]) -> Iterator[Event]:
 
     Raises TraceError naming the line for a file that is not a trace, OSError if it cannot be read.
     """
-    return read_events(Path(path).read_bytes(), str(path))
+    return read_events(user_path(path).read_bytes(), str(path))
 
 
 def read_events(data: bytes, where: str) -> Iterator[Event]:

@@ -15,6 +15,7 @@ from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, HasEngine, engine_of
 from kamera.errors import WindowFull, quote
+from kamera.files import user_path
 from kamera.patches import Losses, later_of, prefill_anchor
 from kamera.store import ChunkStore, check_store
 from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
@@ -293,7 +294,7 @@ class KameraWindow(Contents):
         if self._former.queue is not None:  # without one its patches are formed at once
             for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
                 self._former.queue.flush_named((self._former.context, chunk_id))
-        return save_window(Path(path), self._stage, self._state, self._terms.asked)
+        return save_window(user_path(path), self._stage, self._state, self._terms.asked)
 
     @classmethod
     def load(
@@ -317,7 +318,7 @@ class KameraWindow(Contents):
         window = cls.__new__(cls)
         window._begin(trace)
         with window._account.count_now(engine):
-            parts = load_window(Path(path), engine, store, certificate, digest)
+            parts = load_window(user_path(path), engine, store, certificate, digest)
             window._terms, window._stage, window._state = parts
             window._stage.show(window._state, Tally())
             queue_audits(window._stage, window._state, range(len(window)), window._terms.served.audit)

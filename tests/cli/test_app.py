@@ -68,6 +68,21 @@ def test_bad_usage_is_two_and_says_so_on_stderr(capsys, arguments):
 
 
 @pytest.mark.parametrize(
+    "verb",
+    [
+        *("view no", "inspect no", "plan no p", "compile testbed no --store s", "serve testbed --keys no"),
+        *("store ls no", "store stats no", "store gc no", "store pin no", "store export no s"),
+        *("store import s no", "store convert no s", "eval merge no --out o"),
+    ],
+)
+def test_a_path_where_nothing_is_is_bad_usage_of_every_verb(capsys, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    done = kamera(capsys, *verb.split())
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1) and "no" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (CorruptChunk("an object\nis damaged"), 1),

@@ -44,7 +44,7 @@ def test_an_unknown_chunk_is_an_error_without_a_store(capsys, root, tmp_path):
 
 def test_a_directory_that_is_no_store_is_not_made_by_an_export(capsys, tmp_path):
     done = kamera(capsys, "store", "export", tmp_path / "no", tmp_path / "b")
-    assert done.code == 1 and "not a kamera store" in done.err
+    assert done.code == 2 and "nothing is at" in done.err
     assert not (tmp_path / "no").exists() and not (tmp_path / "b").exists()
 
 

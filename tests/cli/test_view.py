@@ -76,7 +76,7 @@ def test_a_pools_directory_and_its_trace_have_a_life_a_session(capsys, tmp_path,
 @pytest.mark.parametrize(
     ("source", "code", "what"),
     [
-        ("nothing", 1, "nothing is at 'nothing'"),
+        ("nothing", 2, "nothing is at 'nothing'"),
         (".", 1, "no saved window or session"),
         ("no.jsonl", 1, "no.jsonl:1: '{}' is not a window's operation"),
         ("http://127.0.0.1:9/trace", 1, "does not answer"),

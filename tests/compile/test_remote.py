@@ -156,6 +156,6 @@ def test_a_file_url_is_the_directory_it_names(capsys, tmp_path, plan):
 
 def test_a_directory_that_is_no_store_is_not_planned_from(capsys, tmp_path, plan):
     done = kamera(capsys, "plan", plan, tmp_path / "p", "--store", tmp_path / "gone")
-    assert done.code == 1
-    assert "is not a kamera store" in done.err
+    assert done.code == 2
+    assert "nothing is at" in done.err
     assert not (tmp_path / "gone").exists()
