@@ -11,10 +11,10 @@ from PIL import Image
 from torch import nn
 
 from kamera.content.chunk import POSITION_INPUTS, TOKEN_TYPES, Chunk
-from kamera.content.exclusive import exclusive_of
 from kamera.content.items import Turn, as_messages, as_turns, items_of, make_turns, own_entries, text_turns
 from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
 from kamera.content.media_tokens import MediaTokens
+from kamera.content.plain import hold_tokenizer
 from kamera.content.prompt import PromptFormat, PromptText
 from kamera.content.sizing import SIZES, check_sizes
 from kamera.content.template import Seams
@@ -224,7 +224,7 @@ class ChunkBuilder:
         """Text of token ids, without special tokens; None without a tokenizer."""
         if self.format is None:
             return None
-        with exclusive_of(self.format.tokenizer):
+        with hold_tokenizer(self.format.tokenizer):
             return str(self.format.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _template_for(self, text: str) -> PromptFormat:

@@ -118,6 +118,10 @@ class Conversations:
             return {"input_ids": torch.tensor([ids], dtype=torch.int64)}
         return self._media.prompt(text, items)
 
+    def spoken(self, message: Message) -> dict[str, Any]:
+        """A message of no client's form, an answer say, with its text in the form that the template shows."""
+        return self._template.with_shown_text(message)
+
     def tokenize(self, text: str) -> list[int]:
         """Token ids of text inside a message."""
         return self._template.ids(text)

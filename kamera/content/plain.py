@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -42,7 +43,13 @@ def encode(tokenizer: Any, text: str, *, special: bool = False) -> tuple[list[in
     return list(made["input_ids"]), [*made["offset_mapping"]] if tells else None
 
 
+def hold_tokenizer(tokenizer: Any) -> AbstractContextManager[None]:
+    """Context of calls that use a tokenizer; those of one whose settings they may change come one by one."""
+    return exclusive_of(tokenizer) if _backend(tokenizer) is None else nullcontext()
+
+
 def _backend(tokenizer: Any) -> Any | None:
+    """What a fast tokenizer calls, which threads may share, if no setting of it has to change for that."""
     from transformers import PreTrainedTokenizerFast
 
     stock = isinstance(tokenizer, PreTrainedTokenizerFast)

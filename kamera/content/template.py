@@ -10,9 +10,16 @@ from typing import Any
 
 from PIL import Image
 
-from kamera.content.exclusive import exclusive_of
-from kamera.content.items import is_picture, kind_of, media_item, no_item_message, own_entries, strings_in
-from kamera.content.plain import PlainText, encode
+from kamera.content.items import (
+    is_picture,
+    kind_of,
+    media_item,
+    no_item_message,
+    own_entries,
+    strings_in,
+    text_of,
+)
+from kamera.content.plain import PlainText, encode, hold_tokenizer
 from kamera.content.prefix import common_prefix
 from kamera.content.vanishing import Vanishing
 from kamera.content.video import Clip, processor_media
@@ -66,19 +73,17 @@ class ChatTemplate:
         self.has_template = bool(
             getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
         )
-        name = getattr(self.tokenizer, "name_or_path", "") or type(processor).__name__
-        self._vanishing = Vanishing(name, self.render)
+        self._name = getattr(self.tokenizer, "name_or_path", "") or type(processor).__name__
+        self._vanishing = Vanishing(self._name, self.render)
         self.entries: set[str] = set()
         """Entries of picture and video items that the template reads, of those that Kamera does not know."""
 
     # -- messages ------------------------------------------------------------------------------
 
     def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """The messages as the template is given them: as they are, wherever it shows them so.
+        """The messages as the template is given them: as they are, but for texts in a form that it drops.
 
-        A text that the template shows only as a part of a list is made one, parts that it shows only as a
-        string are joined; arguments of calls get the form that it takes. Raises ModalityNotSupported for what
-        is no item.
+        Arguments of calls get the form that it takes. Raises ModalityNotSupported for what is no item.
         """
         return [self._write(message) for message in messages]
 
@@ -114,8 +119,8 @@ class ChatTemplate:
     def check(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> None:
         """Check that the template shows all of the messages, and the processor takes their media.
 
-        Raises ModalityNotSupported for tools, tool calls or roles that it leaves out, and for media of a kind
-        that the processor lacks.
+        Raises ModalityNotSupported for tools, tool calls, roles or forms of text that it leaves out, and for
+        media of a kind that the processor lacks.
         """
         for kind in dict.fromkeys(item["type"] for item in media_items(messages)):
             if kind not in self.kinds:
@@ -123,8 +128,22 @@ class ChatTemplate:
                     f"{type(self.processor).__name__} takes {' and '.join(('text', *self.kinds))} only, a "
                     f"message holds {kind}: {self.lacks([kind]) or 'leave it out, or use another backbone'}"
                 )
+        if self.kinds and self._text_form:
+            self._check_form(messages)
         self._vanishing.check(messages, tools)
         self.read_entries(messages, tools)
+
+    def _check_form(self, messages: Sequence[Message]) -> None:
+        """Raise ModalityNotSupported for a text in a form that the template drops."""
+        wrong, right = (
+            ("string", "part of a list") if self._text_form == "parts" else ("part of a list", "string")
+        )
+        for message in messages:
+            if isinstance(message.get("content"), str) == (wrong == "string") and text_of(message).strip():
+                raise ModalityNotSupported(
+                    f"the chat template of {self._name} does not show a text that is a {wrong}, and a "
+                    f"{quote(message.get('role'))} message has one: give it as a {right}"
+                )
 
     def read_entries(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> None:
         """Learn which entries of items, of those that Kamera does not know, the template reads."""
@@ -165,7 +184,7 @@ class ChatTemplate:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        with exclusive_of(self.tokenizer):
+        with hold_tokenizer(self.tokenizer):
             return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def process(
@@ -186,7 +205,7 @@ class ChatTemplate:
         if images:
             media["images"] = [list(images)]
         try:
-            with exclusive_of(self.tokenizer):
+            with hold_tokenizer(self.tokenizer):
                 outputs = self.processor(text=[text], add_special_tokens=special, **media, **options)
         except ImportError as error:
             raise ModalityNotSupported(f"the processor needs a package for {quote(text)}: {error}") from None
@@ -310,15 +329,18 @@ class ChatTemplate:
 
     def _write(self, message: Message) -> dict[str, Any]:
         out, content = dict(self._shape_calls(message)), message.get("content")
-        if isinstance(content, str):
-            if self._text_form == "parts":
-                out["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, Sequence):
-            items = [_item(item) for item in content]
-            texts = [item["text"] for item in items if item["type"] == "text"]
-            joined = self._text_form == "string" and len(texts) == len(items)
-            out["content"] = "".join(texts) if joined else items
-        return out
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            out["content"] = [_item(item) for item in content]
+        return self.with_shown_text(out)
+
+    def with_shown_text(self, message: Message) -> dict[str, Any]:
+        """The message with its text in the form that the template shows: a string, or a part of a list."""
+        content = message.get("content")
+        if isinstance(content, str) and content.strip() and self._text_form == "parts":
+            content = [{"type": "text", "text": content}]
+        elif isinstance(content, list) and self._text_form == "string" and not media_items([message]):
+            content = text_of(message)
+        return {**message, "content": content} if "content" in message else dict(message)
 
     @lazy
     def _text_form(self) -> str:

@@ -38,7 +38,7 @@ def edit_messages(
         _check(conversations, _remaining(out), rendered, inner, tools)
     for edit in edits:
         if edit.directive.unit == "messages":
-            _replace(out, edit.directive)
+            _replace(out, edit.directive, conversations)
     return _remaining(out)
 
 
@@ -49,7 +49,7 @@ def _remaining(messages: _Messages) -> list[dict[str, Any]]:
     return left
 
 
-def _replace(out: _Messages, directive: Directive) -> None:
+def _replace(out: _Messages, directive: Directive, conversations: Conversations) -> None:
     start, end, text = directive.start, directive.end, directive.replacement
     if text is not None and not isinstance(text, str):
         raise InvalidDirective(f"messages {start}:{end} become token ids, which no message holds: give text")
@@ -60,7 +60,7 @@ def _replace(out: _Messages, directive: Directive) -> None:
     first = out[start] if text is not None else None
     out[start:end] = [None] * (end - start)
     if first is not None:
-        out[start] = {**first, "content": text}
+        out[start] = conversations.spoken({**first, "content": text})
 
 
 def _cut(out: _Messages, edit: Edit, rendered: Rendered, conversations: Conversations) -> None:

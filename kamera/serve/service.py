@@ -86,6 +86,7 @@ class Service:
         if not self._shows_reasoning and any(REASONING in message for message in asked.messages):
             asked = replace(asked, messages=[_without_thought(message) for message in asked.messages])
             dropped = (REASONING,)
+        asked = self._spoken(asked)
         edit: dict[str, Any] | None = None
         if asked.anew or asked.clearing is not None:
             asked, edit = self._whole(asked, tenant)
@@ -101,7 +102,8 @@ class Service:
             noted = None if some is None else logprob_items(some, content, self._conversations)
             return Said(turn, content, calls, stream.stopped, edit, noted, dropped)
 
-        options["told"] = lambda turn: said(turn).message  # results answer the calls in it by their ids
+        # results answer the calls in it by their ids
+        options["told"] = lambda turn: self._conversations.spoken(said(turn).message)
         return said(pool.send(asked.messages, asked.session, tenant, **options))
 
     def delete(self, turn_id: str, tenant: str) -> None:
@@ -111,7 +113,7 @@ class Service:
 
     def count(self, asked: Asked, tenant: str) -> int:
         """Tokens of a request's prompt."""
-        asked, _ = self._whole(asked, tenant)
+        asked, _ = self._whole(self._spoken(asked), tenant)
         return self._conversations.render(asked.messages, tools=asked.tools or None).num_tokens
 
     def counts(self) -> dict[str, int]:
@@ -134,6 +136,10 @@ class Service:
         finally:
             for store in self._stores.values():
                 store.close()
+
+    def _spoken(self, asked: Asked) -> Asked:
+        """A request whose texts are in the form that the model's template shows, whatever the API's is."""
+        return replace(asked, messages=[*map(self._conversations.spoken, asked.messages)])
 
     def _store_of(self, tenant: str) -> ChunkStore:
         with self._opening:

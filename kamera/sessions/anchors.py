@@ -82,6 +82,7 @@ class Anchors:
         self._listener = listener
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
+        self._prefilling: dict[str, forks.Lock] = {}
 
     def open(self, ids: torch.Tensor) -> tuple[SessionWindow, Spent]:
         """A window without chunks whose anchor is ``ids`` ``[tokens]``, and the work of prefilling them.
@@ -90,20 +91,26 @@ class Anchors:
         """
         name, opening = tensor_digest(ids), Spent()
         with self._lock:
-            if name not in self._windows:
+            prefilling = self._prefilling.setdefault(name, forks.Lock())
+        with prefilling:  # who waits wants the same system prompt
+            window = self._windows.get(name)
+            if window is None:
                 start_time = time.perf_counter()
                 with self.backbone.measure() as work:  # none where the store has the prompt
-                    self._windows[name] = KameraWindow(
+                    window = KameraWindow(
                         self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
                     )
-                    self.listen_to(self._windows[name])
+                    self.listen_to(window)
                 seconds = time.perf_counter() - start_time
                 opening = Spent(work.forwards, work.tokens, work.vision_encodes, seconds)
+            with self._lock:
+                self._prefilling.pop(name, None)
                 self.prefill_count += opening.forwards
-            self._windows.move_to_end(name)
-            while len(self._windows) > self._prompt_limit:
-                self._windows.popitem(last=False)
-            return self._windows[name].fork(), opening
+                self._windows[name] = window
+                self._windows.move_to_end(name)
+                while len(self._windows) > self._prompt_limit:
+                    self._windows.popitem(last=False)
+                return window.fork(), opening
 
     def listen_to(self, window: KameraWindow) -> None:
         """Listen to a window, and to its forks."""

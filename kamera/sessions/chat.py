@@ -202,6 +202,7 @@ class ChatSession:
             state = branch = replace(base, ids=inputs["input_ids"][0].cpu())
         assert text is not None, "options were given"
         text, content, calls, message = read_answer(text, stream, self._anchors.calls, tools)
+        message = self._conversations.spoken(message)
         self._anticipation.remember(base.messages, history)
         is_said = not scratch and report.uncached is None
         state = replace(state, spoken=spoken_ids(state, stream.ids) if is_said else None)
@@ -345,7 +346,9 @@ class ChatSession:
             yield old_state
 
     def _own(self, messages: Any) -> Any:
-        """Messages whose media nobody else can change, read now. Raises UnreadableMedia."""
+        """Messages, or a user's text; their media are read now, and nobody's else. Raises UnreadableMedia."""
+        if isinstance(messages, str):
+            messages = self._conversations.spoken({"role": "user", "content": messages})
         return own_messages(messages, self.backbone.builder.limits)
 
     def _publish(self, state: State) -> None:

@@ -152,6 +152,8 @@ class SessionPool:
         """
         refuse_own_options(options, SessionPool)
         self.backbone.check_sampling(options)
+        if isinstance(messages, str):
+            messages = self._windows["conversations"].spoken({"role": "user", "content": messages})
         messages = own_messages(messages, self.backbone.builder.limits)  # read once, by whichever session
         whose = tenant_of(self._store, tenant)
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}

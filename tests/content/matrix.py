@@ -27,8 +27,6 @@ from tests.models.families import Messages, clip, picture, said
 
 EXACT = ReusePolicy.exact()
 TOLERANCE = 1e-4
-STRINGS_NOT_SHOWN = ("smolvlm", "idefics3", "llava_onevision")
-"""Families whose template drops a text that is a string; it is given a part then, which it shows."""
 
 
 def _text(role: str, content: Any) -> dict[str, Any]:
@@ -71,7 +69,7 @@ SPEECH: dict[str, Callable[[], Messages]] = {
 }
 """Histories by how their messages are written; the last message is always a question."""
 
-MORE: Messages = [_text("assistant", "ok"), _text("user", "and then?")]
+MORE: Messages = [said("assistant", "ok"), said("user", "and then?")]
 
 
 class Cell(NamedTuple):
@@ -183,6 +181,17 @@ def cells(names: Iterable[str] = ()) -> list[Cell]:
     return out
 
 
+def is_refused(cell: Cell) -> bool:
+    """True for a cell that is to be refused by name."""
+    messages = SPEECH[cell.speech]()
+    drops_strings = cell.family in ("smolvlm", "idefics3", "llava_onevision")
+    if drops_strings and any(isinstance(m["content"], str) and m["content"].strip() for m in messages):
+        return True
+    kinds = [i["type"] for m in messages for i in m["content"] if isinstance(i, dict) and i["type"] != "text"]
+    numbers = {"ernie": bool(kinds), "llava_onevision": kinds.count("image") == 1}  # a lone picture is cut
+    return cell.way == "window" and numbers.get(cell.family, False)
+
+
 def covering(every: Sequence[Cell]) -> list[Cell]:
     """Few of the cells, in which each pair of values meets that meets in any."""
 
@@ -201,12 +210,10 @@ def covering(every: Sequence[Cell]) -> list[Cell]:
 def _expected(family: str, speech: str) -> tuple[list[int], torch.Tensor] | str:
     """Ids and logits of the plain model, or why it gives none."""
     engine, messages = families.engine(family), SPEECH[speech]()
-    if family in STRINGS_NOT_SHOWN:
-        messages = [said(m["role"], m["content"]) if isinstance(m["content"], str) else m for m in messages]
     try:
         inputs = families.whole_prompt(engine.processor, messages)
         return inputs["input_ids"][0].tolist(), families.plain_logits(engine.model, inputs)
-    except (ValueError, RuntimeError, IndexError) as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 

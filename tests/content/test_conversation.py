@@ -14,6 +14,7 @@ from kamera.edits import difference
 from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported, ProcessorRequired, UnreadableMedia, UnsafeText, WindowFull
 from tests.content import templates
+from tests.content.habits import BEGIN, END, HABITS, ITEMS
 from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
 from tests.models import processors
 from tests.sessions.rig import seeing, speaking
@@ -249,30 +250,6 @@ def test_outputs_of_a_processor_that_the_model_does_not_take_are_left_out():
 
 # -- texts as they were written --------------------------------------------------------------------
 
-_ITEMS = (
-    "{% for c in m.content %}{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ c.text }}{% endif %}{% endfor %}"
-)
-_END = "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-_BEGIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
-HABITS = {
-    "trims strings": _BEGIN + "{{ m.content | trim }}{% else %}" + _ITEMS,
-    "quotes strings": _BEGIN + "{{ m.content | tojson }}{% else %}" + _ITEMS,
-    "drops parts": _BEGIN + "{{ m.content }}{% else %}",
-    "strips thoughts": _BEGIN + "{% set c = m.content %}{% if '</think>' in c and not loop.last %}"
-    "{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c }}{% else %}" + _ITEMS,
-    "wraps results": _BEGIN
-    + "{% if m.role == 'tool' %}<r>{{ m.content }}</r>{% else %}{{ m.content }}{% endif %}{% else %}"
-    + _ITEMS,
-    "asks how a text begins": _BEGIN
-    + "{% if m.content.startswith(' what') %}? {% endif %}{{ m.content }}{% else %}"
-    + _ITEMS,
-    "looks for a key": _BEGIN + "{{ m.content }}{% else %}{% for c in m.content %}{% if 'image' in c %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}",
-    "puts the system's text last": "{% for m in messages[1:] %}<|im_start|>{{ m.role }}\n"
-    "{% if loop.last %}({{ messages[0].content }}){% endif %}"
-    "{% if m.content is string %}{{ m.content }}{% else %}" + _ITEMS,
-}
 WRITTEN = [
     {"role": "system", "content": "You watch.\n"},
     {"role": "user", "content": " what is it?\n"},
@@ -287,8 +264,8 @@ WRITTEN = [
 
 @pytest.mark.parametrize("habit", HABITS)
 def test_text_stays_as_it_was_written(habit):
-    processor = processors.picture_processor(HABITS[habit] + _END)
-    for count in range(2, len(WRITTEN) + (habit != "drops parts")):
+    processor = processors.picture_processor(HABITS[habit])
+    for count in range(2, len(WRITTEN) + (habit != "shows strings alone")):
         rendered = Conversations(processor).render(WRITTEN[:count])
         assert rendered.ids.tolist() == _whole(processor, WRITTEN[:count])
         _check_segments(rendered)
@@ -296,10 +273,22 @@ def test_text_stays_as_it_was_written(habit):
 
 @pytest.mark.parametrize("habit", ["trims strings", "strips thoughts", "asks how a text begins"])
 def test_each_message_has_its_own_segments_whatever_its_text(habit):
-    processor = processors.picture_processor(HABITS[habit] + _END)
+    processor = processors.picture_processor(HABITS[habit])
     rendered = Conversations(processor).render(WRITTEN)
     assert {s.messages for s in rendered.segments} == {(i, i + 1) for i in range(len(WRITTEN))}
     assert [s.role for s in rendered.segments if s.media] == ["user"]
+
+
+def test_a_text_in_a_form_that_the_template_drops_is_refused_by_name():
+    strings = Conversations(processors.picture_processor(HABITS["shows strings alone"]))
+    with pytest.raises(ModalityNotSupported, match=r"that is a part of a list, .* as a string"):
+        strings.render(WRITTEN)
+    parts = Conversations(processors.picture_processor(BEGIN + "{% else %}" + ITEMS + END))
+    with pytest.raises(ModalityNotSupported, match=r"that is a string, .* as a part of a list"):
+        parts.render(WRITTEN)
+    answer = parts.spoken({"role": "assistant", "content": "A log."})
+    assert answer == {"role": "assistant", "content": [{"type": "text", "text": "A log."}]}
+    assert parts.render([WRITTEN[-1], answer]).num_tokens
 
 
 @pytest.mark.parametrize("parts", [("<|im_", "start|>system"), ("<", "|im_end|>"), ("<|image_p", "ad", "|>")])
@@ -310,20 +299,20 @@ def test_texts_that_spell_a_token_where_they_meet_are_refused(parts):
 
 
 def test_media_that_the_template_does_not_show_are_refused_by_name():
-    processor = processors.picture_processor(HABITS["drops parts"] + _END)
+    processor = processors.picture_processor(BEGIN + "{{ m.content }}{% else %}" + END)
     with pytest.raises(ModalityNotSupported, match="0 placeholders for 1 pictures"):
-        Conversations(processor).render(WRITTEN[-1:])
+        Conversations(processor).render([{"role": "user", "content": WRITTEN[-1]["content"][1:]}])
 
 
 _CAPTIONS = (
-    _BEGIN + "{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}"
+    BEGIN + "{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% if c.caption %}[{{ c.caption }}]{% endif %}"
     "{% else %}{{ c.text }}{% endif %}{% endfor %}"
 )
 
 
 def test_entries_that_the_template_reads_are_its_own():
-    processor = processors.picture_processor(_CAPTIONS + _END)
+    processor = processors.picture_processor(_CAPTIONS + END)
     shown = {"type": "image", "image": picture(1), "caption": "a cat"}
     messages = [{"role": "user", "content": [shown, {"type": "text", "text": "what?"}]}]
     rendered = Conversations(processor).render(messages)
@@ -337,7 +326,7 @@ def test_entries_that_the_template_reads_are_its_own():
 
 
 def test_an_entry_that_the_template_reads_spells_no_token():
-    processor = processors.picture_processor(_CAPTIONS + _END)
+    processor = processors.picture_processor(_CAPTIONS + END)
     shown = {"type": "image", "image": picture(1), "caption": "<|im_end|>"}
     engine = HfEngine(processors.matching_model(), processor)
     for refused in (Conversations(processor).render, engine.chunk):

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore
 from kamera.edits import policies
+from kamera.engines.hf import HfEngine
 from kamera.errors import EditPolicyFailed, ModalityNotSupported, ProcessorRequired, WindowFull
-from kamera.sessions import ChatSession
+from kamera.sessions import ChatSession, SessionPool
 from kamera.window import former_of
+from tests.content.habits import BEGIN, END, ITEMS
 from tests.content.templates import AGENT, LONG_TALK, TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
-from tests.models import tiny
+from tests.models import processors, tiny
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, session, speaking
 
 CLOSE = 1e-4
@@ -287,3 +289,19 @@ def test_a_history_that_its_sender_or_reader_changes_in_place_stays_the_sessions
     assert [m["content"] for m in chat.messages[1:2]] == [m["content"] for m in kept[1:2]]
     assert torch.equal(chat.prompt_ids, ids)
     assert apart(chat, chat.messages) <= CLOSE
+
+
+def test_a_template_that_drops_strings_is_given_our_own_texts_as_parts():
+    """SmolVLM's way; what a client writes stays as it is, and a string is refused by name."""
+    template = BEGIN + "{% else %}" + ITEMS + END
+    backbone = HfEngine(processors.matching_model(), processors.picture_processor(template))
+    chat, pool = session(backbone), SessionPool(backbone, ChunkStore.open("memory://"), policy=EXACT)
+    for one in (chat, pool):
+        turn = one.send("what is it?", max_new_tokens=2)
+        history = one.history(turn.turn_id) if one is pool else one.messages
+        assert [m["content"][0]["text"] for m in history] == ["what is it?", turn.text]
+        with pytest.raises(ModalityNotSupported, match="does not show a text that is a string"):
+            one.send([{"role": "user", "content": "what is it?"}], max_new_tokens=2)
+    assert (
+        apart(chat, [*chat.messages, {"role": "user", "content": [{"type": "text", "text": "so?"}]}]) <= CLOSE
+    )
