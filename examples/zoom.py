@@ -129,7 +129,7 @@ def main() -> None:
     again = spent(anew)
     print(f"{len(searched)} branches: {'encodes':>10} {'forwards':>9} {'tokens':>8}")
     for name, usage in (("forked", bill), ("each anew", again)):
-        work = usage.now  # each new store costs probes of the backbone, later
+        work = usage.now
         print(f"{name:>12}: {work.vision_encodes:>10} {work.forwards:>9} {work.tokens:>8}")
     print(f"all model work of the search: {bill}")
 

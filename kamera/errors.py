@@ -57,8 +57,8 @@ class NonFiniteKV(KameraError, ValueError):
     """A forward or an encoding gave NaN or infinities: none of it is stored or served."""
 
 
-class ComputationChanged(KameraError):
-    """The model's computation differs from that of its Backbone's construction, or of stored objects."""
+class ModelChanged(KameraError):
+    """The model was written to, or its modules or adapters exchanged, since its fingerprint was made."""
 
 
 class AuditFailed(KameraError):

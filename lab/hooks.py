@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from kamera.engines.hf import Observer
+from kamera.engines.hf.hooks import OwnHook
 
 
-class ThreadHook(Observer):
+class ThreadHook(OwnHook):
     """A hook of Kamera's own that acts in the thread that made it, and in no other."""
 
     def __init__(self, call: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 from kamera.compile.job import CompileJob, Step, run_plan
 from kamera.compile.plan import PlanFile, PlannedWindow, read_plan
-from kamera.compile.report import CompileReport, Failure, ObjectCounts, Probes
+from kamera.compile.report import CompileReport, Failure, ObjectCounts
 from kamera.compile.settings import Settings
 from kamera.errors import PlanError
 
@@ -14,7 +14,6 @@ __all__ = [
     "PlanError",
     "PlanFile",
     "PlannedWindow",
-    "Probes",
     "Settings",
     "Step",
     "read_plan",

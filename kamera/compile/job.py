@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from kamera.compile.plan import ById, PlanFile, PlannedWindow
 from kamera.compile.progress import Progress, System
 from kamera.compile.prompt import PromptObjects
-from kamera.compile.report import CompileReport, Probes
+from kamera.compile.report import CompileReport
 from kamera.compile.settings import Settings
-from kamera.engines import Account, Spent
+from kamera.engines import Account
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.errors import PlanError, StoreError
 from kamera.store import ChunkStore
@@ -78,7 +78,7 @@ class CompileJob:
         self.windows = plan.windows[: settings.limit]
         self.chunks = sum(len(window.chunks) for window in self.windows)  # positions in all windows
         self._progress = Progress(self.windows, settings)
-        self._account, self._work = Account(), Spent()
+        self._account = Account()
         self._refusals = self._bytes = 0
         self._check()
 
@@ -106,7 +106,7 @@ class CompileJob:
 
     def report(self) -> CompileReport:
         """The report up to now."""
-        progress, work, whole = self._progress, self._work, self._account.usage.now
+        progress, work = self._progress, self._account.usage.now
         return CompileReport(
             windows=len(self.windows),
             chunks=self.chunks,
@@ -117,13 +117,8 @@ class CompileJob:
             forwards=work.forwards,
             tokens=work.tokens,
             vision_encodes=work.vision_encodes,
-            probes=Probes(
-                whole.forwards - work.forwards,
-                whole.tokens - work.tokens,
-                whole.vision_encodes - work.vision_encodes,
-            ),
             bytes_stored=self._bytes,
-            seconds=whole.seconds,
+            seconds=work.seconds,
             saved_tokens=progress.formed_tokens(),
             failures=progress.failures(),
         )
@@ -137,7 +132,7 @@ class CompileJob:
     def _count(self, prompt: PromptObjects) -> Iterator[None]:
         """Count the work of the block, and check that its objects are stored."""
         refusals, size = prompt.refusals, prompt.bytes
-        with self._account.count_now(self.backbone), self.backbone.measure() as work:
+        with self._account.count_now(self.backbone):
             yield
             outcome = self.store.flush(FLUSH_SECONDS)
         if keys := (*outcome.unsaved, *outcome.dropped):
@@ -145,7 +140,6 @@ class CompileJob:
                 f"{self.store.url} has not stored {len(keys)} objects: run again, objects already stored are "
                 "not formed again"
             )
-        self._work = self._work.plus(Spent(work.forwards, work.tokens, work.vision_encodes))
         self._refusals += prompt.refusals - refusals
         self._bytes += prompt.bytes - size
 

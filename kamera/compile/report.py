@@ -26,15 +26,6 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Probes:
-    """Model work of probes: the model is asked one for each system prompt that is opened."""
-
-    forwards: int
-    tokens: int
-    vision_encodes: int
-
-
-@dataclass(frozen=True)
 class CompileReport:
     """Outcome and cost of compiling a plan. JSON-able by `dataclasses.asdict`.
 
@@ -42,9 +33,8 @@ class CompileReport:
     ``canonicals``, ``patches`` and ``orbits`` count every place a chunk has in a window, so a chunk that
     stands in two windows counts twice. ``refused`` objects were there and not taken: damaged ones were
     made again, those under a key that was not given fail their windows. ``forwards``, ``tokens`` (run
-    through the decoder) and ``vision_encodes`` are counted by hooks on the model; ``probes`` are that on
-    top, and `usage` is all of it. ``bytes_stored`` are those of the canonicals and patches that were formed,
-    as stored.
+    through the decoder) and ``vision_encodes`` are counted by hooks on the model. ``bytes_stored`` are those
+    of the canonicals and patches that were formed, as stored.
 
     ``seconds`` are those of the work. ``saved_tokens`` are the tokens that one reuse of every patch formed
     here does not prefill.
@@ -59,22 +49,14 @@ class CompileReport:
     forwards: int
     tokens: int
     vision_encodes: int
-    probes: Probes
     bytes_stored: int
     seconds: float
     saved_tokens: int
     failures: tuple[Failure, ...]
 
     def usage(self) -> Usage:
-        """All model work of the job, probes included: equal to hooks. Nothing of a job is later work."""
-        probes = self.probes
-        now = Spent(
-            self.forwards + probes.forwards,
-            self.tokens + probes.tokens,
-            self.vision_encodes + probes.vision_encodes,
-            self.seconds,
-        )
-        return Usage(now, Spent())
+        """All model work of the job: equal to hooks. Nothing of a job is later work."""
+        return Usage(Spent(self.forwards, self.tokens, self.vision_encodes, self.seconds), Spent())
 
 
 def add_reports(one: Any, other: Any) -> Any:

@@ -18,8 +18,6 @@ from kamera.engines.prompt import (
 from kamera.engines.recipe import Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.values import (
-    FEATURES,
-    Answers,
     Continuation,
     ModelFacts,
     PositionLimits,
@@ -28,9 +26,7 @@ from kamera.engines.values import (
 )
 
 __all__ = [
-    "FEATURES",
     "Account",
-    "Answers",
     "Calls",
     "Completes",
     "Continuation",

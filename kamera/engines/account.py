@@ -81,7 +81,7 @@ class Account:
             yield
             return
         token, start = _open.set((*outer, self)), time.perf_counter()
-        with calls_of(engine).count_call(), engine.measure(probes=True) as work:
+        with calls_of(engine).count_call(), engine.measure() as work:
             try:
                 yield
             finally:
@@ -106,15 +106,19 @@ def open_accounts() -> tuple[Account, ...]:
 
 @contextmanager
 def count_as_later(
-    engine: Engine, accounts: Sequence[Account], unwanted: Callable[[], bool] = never
+    engine: Engine,
+    accounts: Sequence[Account],
+    unwanted: Callable[[], bool] = never,
+    fingerprint: str = "",
 ) -> Iterator[None]:
     """Context of later work, which ``accounts`` bear, and what it hands over in turn.
 
-    It gives way to calls, and ends (Cancelled) once it is ``unwanted()``.
+    It gives way to calls, and ends (Cancelled) once it is ``unwanted()``; ``fingerprint`` as in
+    `mark_as_later`.
     """
     start = time.perf_counter()
     token = _open.set(tuple(accounts))
-    with mark_as_later(unwanted), engine.measure(probes=True) as work:
+    with mark_as_later(unwanted, fingerprint), engine.measure() as work:
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ import torch
 from kamera.content import Chunk, ChunkBuilder, Content, Encoded
 from kamera.engines.extent import Extents
 from kamera.engines.moves import Written
-from kamera.engines.values import Answers, Continuation, ModelFacts, PositionLimits, SpanForm, Work
+from kamera.engines.values import Continuation, ModelFacts, PositionLimits, SpanForm, Work
 from kamera.errors import quote
 from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
 
@@ -111,36 +111,15 @@ def engine_of(backbone: object) -> Engine:
 
 
 class Identity(Protocol):
-    """Looks at a model and asks it a probe, a fixed text or picture, for a change that its user made.
+    """What certificates and audits ask of a model.
 
-    ``moves`` is the number of changes seen in the model, ``tolerance`` the most that answers of one model on
-    two machines differ by, as a share of their norm.
+    ``tolerance`` is the most that answers of one model on two machines differ by, as a share of their norm.
     """
 
-    moves: int
     tolerance: float
-
-    def vision(self) -> str:
-        """Digest of all that decides a chunk's encoding. Raises ComputationChanged."""
 
     def vocabulary(self) -> str:
         """Digest of every token and its id; "" for an engine without a tokenizer."""
-
-    def answers(self) -> Answers:
-        """The model's first answers to the probe in this process, asked now in two small forwards.
-
-        They are not counted as work. Raises ComputationChanged if it answers otherwise now.
-        """
-
-    def name(self, of_files: str) -> None:
-        """Give the model as it is now the fingerprint ``of_files`` that it was loaded from.
-
-        Any change gives it one of its own, and taking that back gives it this one again. A model that holds
-        anything which is in no file keeps its own.
-        """
-
-    def steady(self) -> AbstractContextManager[None]:
-        """Context of an operation: in it this thread looks at the model once, at the first fingerprint."""
 
 
 class PlainModel(Protocol):
@@ -159,8 +138,8 @@ class Engine(Protocol):
     Safe to use from several threads. Tensors go in on any device and come out on the devices of the model's
     KV; token ids and positions are int64 on the CPU. ``layout`` has the channels of every layer; there is one
     position axis, or three for M-RoPE. ``processor`` is that of transformers, or a tokenizer (None: none);
-    ``builder`` makes token ids and text of them, and names what the model's forward takes. ``identity`` shows
-    that the model computes as its fingerprint says; ``extents`` are those of its chunks.
+    ``builder`` makes token ids and text of them, and names what the model's forward takes. ``extents`` are
+    those of its chunks.
     """
 
     layout: Layout
@@ -169,9 +148,11 @@ class Engine(Protocol):
     facts: ModelFacts
     processor: Any
     builder: ChunkBuilder
-    identity: Identity
     extents: Extents
     plain: PlainModel
+
+    @property
+    def identity(self) -> Identity: ...
 
     @property
     def engine(self) -> Engine:
@@ -179,7 +160,25 @@ class Engine(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides a chunk's KV, of the model as it is now. Raises ComputationChanged."""
+        """Digest of all that decides a chunk's KV, as it was last made: the model is not looked at."""
+
+    def checked_fingerprint(self) -> str:
+        """The fingerprint after a look at the model. Raises ModelChanged if that was changed since."""
+
+    @property
+    def vision_fingerprint(self) -> str:
+        """Digest of all that decides a chunk's encoding."""
+
+    @property
+    def origin(self) -> str:
+        """What made KV of this fingerprint, for people: as `kamera.store.Context` has it."""
+
+    def check(self, fingerprint: str) -> None:
+        """Look at the model, cheaply: raise ModelChanged, or IncompatibleChunk if ``fingerprint`` is not its.
+
+        KV under that fingerprint may be shown to it afterwards. A forward may raise IncompatibleChunk, too,
+        for hooks that came since.
+        """
 
     # -- content -------------------------------------------------------------------------------
 
@@ -274,5 +273,5 @@ class Engine(Protocol):
         as `prefill`, and UnsupportedBackbone if tokens cannot run apart from their chunk.
         """
 
-    def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:
-        """Count the work of this thread inside the block; with ``probes`` those of `identity`, too."""
+    def measure(self) -> AbstractContextManager[Work]:
+        """Count the work of this thread inside the block."""

@@ -91,6 +91,7 @@ class Calls:
 _calls_by_engine: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
 _making = forks.Lock()
 _working: ContextVar[Callable[[], bool] | None] = ContextVar("kamera_later_work", default=None)
+_fingerprint: ContextVar[str] = ContextVar("kamera_later_fingerprint", default="")
 
 
 def calls_of(engine: Any) -> Calls:
@@ -116,13 +117,22 @@ def is_later() -> bool:
 
 
 @contextmanager
-def mark_as_later(unwanted: Callable[[], bool]) -> Iterator[None]:
-    """Context of later work, which ends at the next `Calls.give_way` once it is ``unwanted()``."""
-    token = _working.set(unwanted)
+def mark_as_later(unwanted: Callable[[], bool], fingerprint: str = "") -> Iterator[None]:
+    """Context of later work, which ends at the next `Calls.give_way` once it is ``unwanted()``.
+
+    It was handed over under ``fingerprint``: an engine runs no forward in it as another model.
+    """
+    tokens = _working.set(unwanted), _fingerprint.set(fingerprint)
     try:
         yield
     finally:
-        _working.reset(token)
+        _working.reset(tokens[0])
+        _fingerprint.reset(tokens[1])
+
+
+def expected_fingerprint() -> str:
+    """The fingerprint under which the later work of this thread was handed over; "" in a call."""
+    return _fingerprint.get()
 
 
 _unwanted: ContextVar[Callable[[], bool] | None] = ContextVar("kamera_unwanted", default=None)

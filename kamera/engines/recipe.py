@@ -278,7 +278,7 @@ def _text_of(recipe: Recipe) -> str:
     document = {
         "anchor": recipe.anchor is not None,
         "anchor_tokens": len(recipe.anchor_ids),
-        "context": [own.fingerprint, own.anchor, own.tenant, own.kv, str(own.probe)],
+        "context": [own.fingerprint, own.anchor, own.tenant, own.kv],
         "ids": base64.b64encode(np.array(recipe.ids, dtype="<i4").tobytes()).decode(),
         "names": list(places),
         "parts": parts,

@@ -1,9 +1,9 @@
-"""What an engine says of its model and of its work: names, limits, probes, answers, counts."""
+"""What an engine says of its model and of its work: names, limits, answers, counts."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,12 +11,6 @@ import torch
 
 from kamera.errors import NotRelocatable
 from kamera.ops import KV
-
-Answers = Mapping[str, Sequence[float]]
-"""A few logits, by the name of the question; under `FEATURES` a few features of a picture."""
-
-FEATURES = "features"
-"""The name under which an answer to a probe holds a picture's features."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,6 @@ class Work:
     forwards: int = 0
     tokens: int = 0
     vision_encodes: int = 0
-    probes: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, forwards: int = 0, tokens: int = 0, vision_encodes: int = 0) -> None:

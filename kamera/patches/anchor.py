@@ -69,10 +69,9 @@ def anchor_of(
     """The anchor of given token ids: read from ``store`` if stored there, else prefilled and stored.
 
     A store of codes, too, keeps an anchor as the model computed it; a damaged one is a miss. Store errors are
-    raised unless ``losses`` tolerate them. The model is asked the probe first: raises ComputationChanged.
-    With ``later`` it is stored as later work, and the probe is asked as `identify` says.
+    raised unless ``losses`` tolerate them. Raises as `identify`. With ``later`` it is stored as later work.
     """
-    identity = identify(backbone, later=later)
+    identity = identify(backbone)
     positions = backbone.positions([ids], [{}])
     digest = tensor_digest(ids)
     if store is None or not ids.shape[0]:

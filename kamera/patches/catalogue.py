@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kamera.ops import PatchBudget
 from kamera.patches.later import Later
@@ -20,10 +21,15 @@ from kamera.store import (
     canonical_key,
     chunks_of,
     patch_key,
+    why_missed,
 )
 from kamera.trust import Guarantee, at_least, guarantee_named, outranks
 
-_BASE = "base of "  # no key begins with it
+_BASE, _ELSEWHERE = "base of ", "elsewhere "  # no key begins so
+
+logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 
 class Catalogue:
@@ -45,6 +51,7 @@ class Catalogue:
         """Chunks with the antecedents behind which this window, or a fork of it, has prefilled them."""
         self._queue = queue
         self._here = threading.local()
+        self._said: set[str] = set()  # reasons of misses that were logged
 
     @contextmanager
     def operation(self) -> Iterator[None]:
@@ -73,15 +80,35 @@ class Catalogue:
         The oldest one of the same model, tenant and form; a remote is not asked.
         """
 
-        def ask() -> ObjectInfo | None:
-            with self.losses.absorb_errors(f"chunk {chunk_id[:12]} was not looked up"):
-                rows = self.store.ls("canonical", chunk_id=chunk_id, here=True)
-                own = self.context
-                others = (r for r in rows if r.context.anchor != own.anchor)
-                return next((r for r in others if replace(r.context, anchor=own.anchor) == own), None)
-            return None
+        def choose() -> ObjectInfo | None:
+            own = self.context
+            rows = (row for row in self._elsewhere(chunk_id) if row.context.anchor != own.anchor)
+            return next((row for row in rows if replace(row.context, anchor=own.anchor) == own), None)
 
-        return self._look_up_once(_BASE + chunk_id, ask)
+        return self._look_up_once(_BASE + chunk_id, choose)
+
+    def note_miss(self, chunk_id: str) -> None:
+        """Note, and log once, why a chunk runs that this operation has missed: it is of another context."""
+        if self._known is None or self._known.get(canonical_key(self.context, chunk_id), "") is not None:
+            return
+        own, rows = self.context, self._elsewhere(chunk_id)
+        reasons = [why_missed(own, row.context) for row in rows if row.context != own]
+        if reasons:
+            reason = min(reversed(reasons), key=lambda text: text.count(";"))
+            self.losses.note(f"chunk {chunk_id[:12]} is stored, but not for this window: {reason}")
+            if reason not in self._said:
+                self._said.add(reason)
+                logger.warning("chunks in %s are not stored for this window: %s", self.store.url, reason)
+
+    def _elsewhere(self, chunk_id: str) -> Sequence[ObjectInfo]:
+        """The rows of a chunk's canonicals under all contexts, the oldest first; a remote is not asked."""
+
+        def ask() -> Sequence[ObjectInfo]:
+            with self.losses.absorb_errors(f"chunk {chunk_id[:12]} was not looked up"):
+                return self.store.ls("canonical", chunk_id=chunk_id, here=True)
+            return ()
+
+        return self._look_up_once(_ELSEWHERE + chunk_id, ask)
 
     def mark_base_missing(self, chunk_id: str) -> None:
         """Mark the result of `base` as unusable: there is no base for the rest of the operation."""
@@ -188,21 +215,22 @@ class Catalogue:
             self._queue.flush_named((self.context, chunk_id))
 
     @property
-    def _known(self) -> dict[str, ObjectInfo | None] | None:
-        known: dict[str, ObjectInfo | None] | None = getattr(self._here, "known", None)
+    def _known(self) -> dict[str, Any] | None:
+        known: dict[str, Any] | None = getattr(self._here, "known", None)
         return known
 
     @property
     def _wrong_keys(self) -> set[str]:
         return set() if self._known is None else self._here.lies
 
-    def _look_up_once(self, key: str, ask: Callable[[], ObjectInfo | None]) -> ObjectInfo | None:
+    def _look_up_once(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
         known = self._known
         if known is None:
             return ask()
         if key not in known:
             known[key] = ask()
-        return known[key]
+        answer: _Answer = known[key]
+        return answer
 
 
 def _key(info: ObjectInfo) -> str:

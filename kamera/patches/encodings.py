@@ -38,8 +38,7 @@ class Encodings:
             return None
         waiting, held = self._waiting.get((self.context, chunk.id)), None
         with self._losses.look_up("encoding", f"the encoding of chunk {chunk.id[:12]}"):
-            vision, probe = self.context.fingerprint, self.context.probe
-            held = None if waiting else self._store.get_encoding(vision, chunk.id, probe)
+            held = None if waiting else self._store.get_encoding(self.context.fingerprint, chunk.id)
         if held is None:
             return waiting
         return Facts(
@@ -86,7 +85,7 @@ class Encodings:
         """
         chunk_id, tensors = record.chunk_id, dict[str, torch.Tensor]()
         if record.vision:
-            found = self._store.get_encoding(record.vision, chunk_id, self.context.probe)
+            found = self._store.get_encoding(record.vision, chunk_id)
             if found is None:
                 raise UnknownChunk(
                     f"the encoding of chunk {chunk_id[:12]} has left {self._store!r}: append its content "

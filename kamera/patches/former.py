@@ -33,6 +33,7 @@ from kamera.store import (
     patch_key,
     picture_embedding,
     to_store_form,
+    why_missed,
 )
 from kamera.trust import Proof
 
@@ -101,7 +102,7 @@ class Former:
         for other in others:
             # in another form or behind another prompt its KV is of no use here, but its encoding is
             if record is None and other.fingerprint == self.context.fingerprint:
-                record = self.store.get_canonical(replace(other, probe=self.context.probe), chunk_id)
+                record = self.store.get_canonical(other, chunk_id)
         if record is not None:
             if record.context == self.context:
                 self._remember(chunk_id, self._copy_of(record))
@@ -110,7 +111,8 @@ class Former:
         if others:
             raise IncompatibleChunk(
                 f"chunk {chunk_id[:12]} was archived by backbone {others[0].fingerprint[:12]}, this is "
-                f"{self.context.fingerprint[:12]}: append its content with this backbone"
+                f"{self.context.fingerprint[:12]} ({why_missed(self.context, others[0])}): append its "
+                "content with this backbone"
             )
         raise UnknownChunk(
             f"no chunk {quote(chunk_id)} in {self.store!r} for this backbone and system prompt: append its "
@@ -156,6 +158,7 @@ class Former:
         held = self.find_canonical(facts)
         if held is not None:
             return held, []
+        self.catalogue.note_miss(facts.chunk_id)
         copy = self._prefill(facts)
         record, owed = self.records_to_put(facts, copy)
         return copy if record.loss is None or leading else self._copy_of(record), [owed]

@@ -54,15 +54,13 @@ class Worth(IntEnum):
     """What is lost with a piece of later work, the least first.
 
     A guess costs the next turn what it would have cost without; an audit is made of another slot; a patch is
-    formed when its antecedents come back once more; a chunk that left would have to be encoded and prefilled;
-    a probe that is not asked is waited for by the next operation.
+    formed when its antecedents come back once more; a chunk that left would have to be encoded and prefilled.
     """
 
     GUESS = 0
     AUDIT = 1
     PATCH = 2
     CHUNK = 3
-    PROBE = 4
 
 
 @dataclass(eq=False)
@@ -85,6 +83,7 @@ class LaterPiece:
     reads: Collection[str] | None = None
     unwanted: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    fingerprint: str = ""
     made: object = None
 
     def forget(self) -> None:
@@ -96,9 +95,10 @@ class Later:
     """The queue of one backbone. Safe to use from several threads.
 
     Work counts on the accounts of the call that queues it, and runs under the autocast of that call, which
-    decides what the model computes. After a process fork it stays with the parent. Without a ``backbone``
-    nothing counts, and calls do not go first. The queue holds at most ``limit`` bytes; if single pieces are
-    larger, the one in progress and one more. ``dropped`` counts the pieces that were dropped.
+    decides what the model computes; it runs no forward once the model is another than it was then. After a
+    process fork it stays with the parent. Without a ``backbone`` nothing counts, and calls do not go first.
+    The queue holds at most ``limit`` bytes; if single pieces are larger, the one in progress and one more.
+    ``dropped`` counts the pieces that were dropped.
     """
 
     def __init__(self, backbone: Engine | None = None, limit: int = LIMIT) -> None:
@@ -142,7 +142,8 @@ class Later:
         held = {address: block.nbytes() for address, block in blocks.items()}
         # it keeps the blocks: a freed one's address may become another's
         piece = LaterPiece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()), reads)
-        piece.autocast = _autocast()
+        backbone = self._backbone()
+        piece.autocast, piece.fingerprint = _autocast(), "" if backbone is None else backbone.fingerprint
         with self._changed:
             self._waiting.append(piece)
             self._hold(piece)
@@ -275,7 +276,8 @@ class Later:
         if backbone is None:
             yield
             return
-        with count_as_later(backbone, piece.accounts, lambda: piece.unwanted), ExitStack() as held:
+        later = count_as_later(backbone, piece.accounts, lambda: piece.unwanted, piece.fingerprint)
+        with later, ExitStack() as held:
             for device, dtype in piece.autocast:
                 held.enter_context(torch.autocast(device, dtype))
             calls_of(backbone).give_way()

@@ -379,8 +379,7 @@ class ChatSession:
             replace(old or self.state, next_state=self._anticipation.take_prepared()),
             modes or [self.manner.mode],
         )
-        with self.backbone.identity.steady():
-            return show(old, shaped_history, modes, self._anchors, self.manner, options)
+        return show(old, shaped_history, modes, self._anchors, self.manner, options)
 
 
 def open_session(anchors: Anchors, manner: Manner, state: State | None = None) -> ChatSession:

@@ -22,9 +22,9 @@ from kamera.store.keys import (
     patch_key,
     survivor_id,
     whole_id,
+    why_missed,
 )
 from kamera.store.outline import OPENING, Outline
-from kamera.store.probes import Unasked, answers_apart, probe_text
 from kamera.store.quantities import parse_duration, parse_size
 from kamera.store.records import CanonicalRecord, PatchRecord, to_store_form
 from kamera.store.remote import is_remote
@@ -50,9 +50,7 @@ __all__ = [
     "Put",
     "StoreAdmin",
     "StoreStats",
-    "Unasked",
     "VerifyReport",
-    "answers_apart",
     "behind_survivors",
     "canonical_key",
     "certificate_folders",
@@ -70,10 +68,10 @@ __all__ = [
     "parse_size",
     "patch_key",
     "picture_embedding",
-    "probe_text",
     "signature",
     "stored_keys",
     "survivor_id",
     "to_store_form",
     "whole_id",
+    "why_missed",
 ]

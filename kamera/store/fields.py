@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from kamera.store.keys import Context
-from kamera.store.probes import Unasked
 
 Header = dict[str, Any]
 """JSON-able description of a record (`docs/store-format.md` lists the fields)."""
@@ -19,7 +18,6 @@ def common_header(
     kind: str, key: str, chunk_id: str, context: Context, tokens: int, info: Mapping[str, Any]
 ) -> Header:
     """The fields that every header has."""
-    probe = str(context.probe)
     return {
         "kind": kind,
         "key": key,
@@ -29,7 +27,7 @@ def common_header(
             "anchor": context.anchor,
             "tenant": context.tenant,
             **({"kv": context.kv} if context.lossy else {}),
-            **({"probe": probe} if probe else {}),
+            **({"origin": context.origin} if context.origin else {}),
         },
         "tokens": tokens,
         "info": dict(info),
@@ -39,7 +37,7 @@ def common_header(
 def check_identity(chunk_id: object, context: Context, info: object, **texts: object) -> None:
     """Raise `ValueError` unless ids, all fields of the context and ``texts`` are text, ``info`` a mapping."""
     for name, value in {"chunk_id": chunk_id, **vars(context), **texts}.items():
-        if not isinstance(value, str) and not (name == "probe" and isinstance(value, Unasked)):
+        if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")
     if not isinstance(info, Mapping):
         raise ValueError(f"info must be a mapping, got {type(info).__name__}")

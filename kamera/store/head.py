@@ -26,7 +26,7 @@ from kamera.store.outline import Outline
 from kamera.store.records import Record, record_of
 from kamera.trust import Proof
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
 
 PREFIX = b'{"__metadata__":{"header":"'

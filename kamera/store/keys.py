@@ -7,6 +7,7 @@ concatenation. `docs/store-format.md` is the specification.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,6 @@ from typing import Literal, get_args
 
 from kamera.errors import AmbiguousId, UnknownChunk, quote
 from kamera.ops import KVCodec, digest
-from kamera.store.probes import Unasked, check_probe
 
 PATCH_KINDS = ("exact", "sampled", "orbit")
 """Kinds of patch: bound to the order of the antecedents, or only to their set."""
@@ -43,26 +43,51 @@ class Context:
     ``fingerprint`` is the backbone's digest (weights, adapters, dtype, rotary and processor
     settings), ``anchor`` the digest of the anchor tokens, ``tenant`` the owner of the store, ``kv`` the form
     in which canonicals are held: like a dtype, it is part of a KV's identity, and a patch is formed against
-    one form. ``probe`` is what the backbone answers (`probe_text`): no part of any key and of no equality,
-    but compared by a look-up with that of the object, if given; ``str`` gives the text of an `Unasked` one.
-    Raises `ValueError` for a form that is not in `KV_FORMS`, and for a ``probe`` that is none.
+    one form. ``origin`` says what made the KV, for people and for `why_missed`: facts by name as JSON, no
+    part of any key nor of equality. Raises `ValueError` for a form that is not in `KV_FORMS`.
     """
 
     fingerprint: str
     anchor: str
     tenant: str = ""
     kv: str = "as-is"
-    probe: str | Unasked = field(default="", compare=False)
+    origin: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_form(self.kv)
-        if self.probe and not isinstance(self.probe, Unasked):
-            check_probe(self.probe)
 
     @property
     def lossy(self) -> bool:
         """True if canonicals here differ from the KV that the model computed."""
         return self.kv != "as-is"
+
+
+def why_missed(own: Context, other: Context) -> str:
+    """Why KV under ``other`` is none of ``own``, in a few words, by their origins; "" if it is."""
+    reasons = []
+    if other.fingerprint != own.fingerprint:
+        mine, theirs = _facts(own), _facts(other)
+        names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+        digests = [name for name in names if (mine.get(name) or theirs.get(name) or "").startswith("#")]
+        reasons = [
+            f"stored for {name} {theirs.get(name) or 'none'}, this backbone is {mine.get(name) or 'none'}"
+            for name in names
+            if name not in digests
+        ]
+        reasons = reasons or [f"stored for other {name}" for name in digests[:1]] or ["another model"]
+    if other.anchor != own.anchor:
+        reasons.append("another system prompt")
+    if other.kv != own.kv:
+        reasons.append(f"stored as {other.kv}, this store keeps {own.kv}")
+    return "; ".join(reasons)
+
+
+def _facts(context: Context) -> dict[str, str]:
+    try:
+        facts = json.loads(context.origin)
+    except (ValueError, RecursionError):
+        return {}
+    return {str(name): str(value) for name, value in facts.items()} if isinstance(facts, dict) else {}
 
 
 def check_form(kv: str) -> None:
@@ -77,9 +102,9 @@ def check_kind(kind: str | None) -> None:
         raise ValueError(f"kind {quote(kind)} is none of {', '.join(KINDS)}")
 
 
-def encoding_context(vision: str, tenant: str, probe: str | Unasked = "") -> Context:
+def encoding_context(vision: str, tenant: str, origin: str = "") -> Context:
     """The context of encodings: ``vision`` is the fingerprint of tower, projector and processor alone."""
-    return Context(vision, "", tenant, probe=probe)
+    return Context(vision, "", tenant, origin=origin)
 
 
 def canonical_key(context: Context, chunk_id: str) -> str:

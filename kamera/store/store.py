@@ -32,7 +32,6 @@ from kamera.store.listing import stats
 from kamera.store.metrics import Counters, Metrics
 from kamera.store.opening import open_tiers
 from kamera.store.orders import PutOrder, put_batches
-from kamera.store.probes import Unasked, compare
 from kamera.store.quantities import parse_size
 from kamera.store.records import CanonicalRecord, PatchRecord, Record, base_of
 from kamera.store.seal.tenants import codec_of
@@ -53,8 +52,7 @@ class ChunkStore:
     go on writing to its own. Safe to use from several threads, and a directory from several
     processes. A forked child must open the store again: its parent's raises `ForkedStore` there.
 
-    Errors: `IncompatibleChunk` for another tenant's context, `ComputationChanged` for an object of a model
-    that answers the probe otherwise than the context says, `CorruptChunk` for a damaged object
+    Errors: `IncompatibleChunk` for another tenant's context, `CorruptChunk` for a damaged object
     (moved to ``quarantine/``; the next look-up is a miss), `StoreVersionError` for an object of a
     newer format, `StoreError` when the operating system or the index refuses.
     """
@@ -140,12 +138,9 @@ class ChunkStore:
         context = replace(context, kv="as-is")
         return self._get(CanonicalRecord, context, self._object_name(context, context.anchor, None, "anchor"))
 
-    def get_encoding(self, vision: str, chunk_id: str, probe: str | Unasked = "") -> EncodingRecord | None:
-        """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``.
-
-        ``probe``: what they answer, as in `Context`.
-        """
-        context = encoding_context(vision, self.tenant, probe)
+    def get_encoding(self, vision: str, chunk_id: str) -> EncodingRecord | None:
+        """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``."""
+        context = encoding_context(vision, self.tenant)
         return self._get(EncodingRecord, context, self._object_name(context, chunk_id, None, "encoding"))
 
     def get_patch(
@@ -184,8 +179,6 @@ class ChunkStore:
         survives a loss of power. A writer that is interrupted leaves the old or the new object of each: first
         encodings, then canonicals, then patches.
         """
-        for record in records:
-            str(record.context.probe)  # asked for now, and not while a tier holds its locks
         start = time.perf_counter()
         puts = self._put_many(records)
         self.metrics.time("kamera_store_put_seconds", time.perf_counter() - start)
@@ -310,11 +303,11 @@ class ChunkStore:
             )
 
     def _get(self, cls: type[_R], context: Context, name: str) -> _R | None:
-        record = self._look_up(name, context)
+        record = self._look_up(name)
         assert record is None or isinstance(record, cls)
         return record
 
-    def _look_up(self, key: str, context: Context | None = None) -> Record | None:
+    def _look_up(self, key: str) -> Record | None:
         start = time.perf_counter()
         try:
             record = self._tiers.get(key)
@@ -326,8 +319,6 @@ class ChunkStore:
             return None
         self.metrics.count("kamera_store_hits", record.kind)
         self.metrics.time("kamera_store_get_seconds", time.perf_counter() - start, "hit")
-        if context is not None:
-            compare(str(context.probe), str(record.context.probe), f"{record.kind} {key[:12]} in {self!r}")
         return record
 
     def _count_look(self, is_present: bool) -> None:

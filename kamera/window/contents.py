@@ -123,14 +123,11 @@ class Contents:
         ``policy`` takes the place of the window's and asks no certificate, for callers that judge the trust
         of single chunks themselves (`kamera.reuse`).
         """
-        with self._backbone.identity.steady():
-            # a plan serves nothing, so it is no occasion for a probe
-            self._former.anchor.identity.check(self._backbone)
-            self._go_apart()
-            with self._former.operation():
-                named_request = self._names().name_request(request)
-                own_policy = self._terms.served if policy is None else policy_of(policy)
-                plan = self._stage.plan(named_request, self._state, own_policy)
+        self._check_backbone()
+        with self._former.operation():
+            named_request = self._names().name_request(request)
+            own_policy = self._terms.served if policy is None else policy_of(policy)
+            plan = self._stage.plan(named_request, self._state, own_policy)
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named_request))
         return plan
 
@@ -195,16 +192,14 @@ class Contents:
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
-        with self._backbone.identity.steady():
-            # a probe is on the account, and no work of this operation
-            self._former.anchor.identity.check(self._backbone, ask=True)
-            with count_operation(self._backbone) as tally:
-                self._go_apart()
-                tally.notes.extend(self._notes)
-                self._notes = []
-                former = self._former
-                with former.losses.note_in(tally.notes), former.operation():
-                    yield tally
+        self._former.anchor.identity.check(self._backbone)
+        with count_operation(self._backbone) as tally:
+            self._go_apart()
+            tally.notes.extend(self._notes)
+            self._notes = []
+            former = self._former
+            with former.losses.note_in(tally.notes), former.operation():
+                yield tally
 
     def _holdings(self) -> Holdings:
         return Holdings.of(self._former.anchor, self._state, self._stage.live)
@@ -267,7 +262,7 @@ class Contents:
 
     def _check_backbone(self) -> None:
         """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
-        self._former.anchor.identity.check(self._backbone, ask=True)
+        self._former.anchor.identity.check(self._backbone)
         self._go_apart()
 
     def _go_apart(self) -> None:

@@ -56,8 +56,8 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
         for seat, resident in zip(state.seats.seats, state.residents, strict=True)
         if _is_kept(former, seat, resident.shown)
     }
-    own, anchor = replace(former.context, probe=str(former.context.probe)), former.anchor.input_ids
-    recipe_facts = RecipeFacts(own, tuple(anchor.tolist()), ids, former.budget.rank, contents)
+    anchor_ids = tuple(former.anchor.input_ids.tolist())
+    recipe_facts = RecipeFacts(former.context, anchor_ids, ids, former.budget.rank, contents)
     return recipe(state.seats, former.catalogue, recipe_facts)
 
 

@@ -179,6 +179,7 @@ class _PlanRun:
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
         self.put(seat, facts, copy)
+        self.former.catalogue.note_miss(facts.chunk_id)
         self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
         self.fronts[seat.number] = step.before
         new = isinstance(step, Prefill) and step.new

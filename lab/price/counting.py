@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from kamera.content import Rendered
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine
+from kamera.engines.hf.hooks import OwnHook
 
 
 @dataclass
@@ -52,8 +53,8 @@ def watching(backbone: HfEngine) -> Iterator[Ran]:
 
     modules = backbone.model.named_modules()
     towers = [m for name, m in modules if name.split(".")[-1] in ("visual", "vision_tower")]
-    hooks = [backbone.decoder.layers[0].register_forward_pre_hook(Observer(decoded), with_kwargs=True)]
-    hooks += [tower.register_forward_pre_hook(Observer(encoded)) for tower in towers]
+    hooks = [backbone.decoder.layers[0].register_forward_pre_hook(OwnHook(decoded), with_kwargs=True)]
+    hooks += [tower.register_forward_pre_hook(OwnHook(encoded)) for tower in towers]
     try:
         yield ran
     finally:

@@ -1,13 +1,11 @@
-"""A job's account equals hooks on the model: proofs and probes of the model are on it."""
+"""A job's account equals hooks on the model: proofs are on it."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
 
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import CompileJob, CompileReport, Probes, Settings, read_plan, run_plan
+from kamera.compile import CompileJob, CompileReport, Settings, read_plan, run_plan
 from kamera.engines import Spent
 from tests.compile.saved import pictures, vision_backbone, write_plan
 from tests.window.rig import Seen, watching
@@ -32,18 +30,17 @@ def equals(report: CompileReport, seen: Seen) -> bool:
 def test_the_account_of_a_job_equals_hooks_on_the_model(tmp_path, plan, settings):
     backbone = vision_backbone()
     with ChunkStore.open(tmp_path / "store") as store:
-        with watching(backbone, probes=True) as seen:
+        with watching(backbone, later=True) as seen:
             report = run_plan(plan, backbone, store, settings)
         assert report.forwards > 0 and not report.failures
         assert equals(report, seen)
-        assert report.probes == Probes(2, seen.tokens - report.tokens, 1), "one for its system prompt"
-        with watching(backbone, probes=True) as seen:
+        with watching(backbone, later=True) as seen:
             again = run_plan(plan, backbone, store, settings)
         assert equals(again, seen)
         assert again.usage().now[:3] == (0, 0, 0), "no window is opened where nothing is missing"
 
 
-def test_proofs_are_work_of_a_job_and_probes_come_on_top(tmp_path, plan):
+def test_proofs_are_work_of_a_job(tmp_path, plan):
     backbone = vision_backbone()
 
     def run(settings: Settings, name: str) -> CompileReport:
@@ -53,13 +50,11 @@ def test_proofs_are_work_of_a_job_and_probes_come_on_top(tmp_path, plan):
     proved, bare = run(PROVING, "proved"), run(Settings(tolerance=None), "bare")
     assert proved.patches == bare.patches
     assert proved.forwards > bare.forwards
-    assert proved.probes == bare.probes
-    assert asdict(proved)["probes"] == {"forwards": 2, "tokens": bare.probes.tokens, "vision_encodes": 1}
 
 
 def test_an_unfinished_job_has_all_it_ran_on_its_account(tmp_path, plan):
     backbone = vision_backbone()
-    with ChunkStore.open(tmp_path / "store") as store, watching(backbone, probes=True) as seen:
+    with ChunkStore.open(tmp_path / "store") as store, watching(backbone, later=True) as seen:
         job = CompileJob(plan, backbone, store, PROVING)
         for step in job.steps():
             assert equals(job.report(), seen), step

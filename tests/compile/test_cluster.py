@@ -14,10 +14,11 @@ import pytest
 from kamera import ChunkStore
 from kamera.compile import PlanError, Settings, read_plan, run_plan
 from kamera.compile.cluster import divide, run_on_ray
-from kamera.engines.hf import Backbone, HfEngine, Observer
+from kamera.engines.hf import Backbone, HfEngine
 from tests.cli.run import kamera
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, vision_model, write_plan
+from tests.models.hooks import add_hooks
 
 SETTINGS = Settings(rank=4)
 
@@ -49,7 +50,7 @@ def load(model: Path, deadly: Path) -> HfEngine:
         if next(left, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    engine.model.model.visual.register_forward_hook(Observer(die))
+    add_hooks(engine, (engine.model.model.visual.register_forward_hook, die))
     return engine
 
 

@@ -11,13 +11,13 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, read_plan, run_plan
 from kamera.compile.prompt import context_of
-from kamera.engines.hf import Backbone, HfEngine, Observer
-from kamera.engines.hf.hooks import is_probe
+from kamera.engines.hf import Backbone, HfEngine
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 from kamera.window import former_of
 from tests.compile.saved import SYSTEM, bare_model, pictures, vision_backbone, vision_model, write_plan
 from tests.engines.compare import relative
+from tests.models.hooks import hooked
 
 QUESTION = "what is it?"
 FULL = Settings(rank=64)  # more than the chunks have tokens
@@ -47,18 +47,12 @@ def calls(backbone: HfEngine):
     tower = backbone.model.model.visual
 
     def count(module, arguments, output):
-        if is_probe():  # the probe
-            return
         seen["any"] += 1
         seen["decoder"] += module is backbone.decoder
         seen["tower"] += module is tower
 
-    hooks = [m.register_forward_hook(Observer(count)) for m in backbone.model.modules()]
-    try:
+    with hooked(backbone, *[(m.register_forward_hook, count) for m in backbone.model.modules()]):
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def patches(store: ChunkStore) -> dict[tuple, torch.Tensor]:

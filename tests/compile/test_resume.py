@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import pytest
 
 from kamera import ChunkStore
 from kamera.compile import Settings, read_plan, run_plan
-from kamera.engines.hf import Observer
-from kamera.engines.hf.hooks import is_probe
 from kamera.store import StoreAdmin
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
 from tests.killing import Countdown, in_child
+from tests.models.hooks import hooked
 
 SETTINGS = Settings(rank=4)
 POINTS = {
@@ -44,35 +43,18 @@ def run(folder, plan, point=("forward", 0, "before")) -> tuple[bool, int]:
     def work(tell):
         backbone = vision_backbone()
         countdown = Countdown(*where)
-        with ChunkStore.open(folder) as store, counted(backbone.decoder, lambda: tell(b".")):
-            over = ending(backbone.decoder, countdown) if call == "forward" else countdown.over(os, call)
-            with over:
-                run_plan(plan, backbone, store, SETTINGS)
+        decoder = backbone.decoder
+        hooks = [(decoder.register_forward_hook, lambda *_: tell(b"."))]
+        if call == "forward":
+            end, before = countdown.wrap(lambda: None), countdown.phase == "before"
+            hang = decoder.register_forward_pre_hook if before else decoder.register_forward_hook
+            hooks.append((hang, lambda *_: end()))
+        over = nullcontext() if call == "forward" else countdown.over(os, call)
+        with ChunkStore.open(folder) as store, hooked(backbone, *hooks), over:
+            run_plan(plan, backbone, store, SETTINGS)
 
     ended = in_child(work)
     return ended.killed, len(ended.told)
-
-
-@contextmanager
-def counted(decoder, done):
-    """``done`` is told of every forward that ended, those of probes apart; the model stays what it is."""
-    hook = decoder.register_forward_hook(Observer(lambda *given: None if is_probe() else done()))
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def ending(decoder, countdown):
-    """The countdown over the forwards of a decoder, those of probes apart."""
-    call = countdown.wrap(lambda: None)
-    hang = decoder.register_forward_pre_hook if countdown.phase == "before" else decoder.register_forward_hook
-    hook = hang(Observer(lambda *given: None if is_probe() else call()))
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def owed(folder, windows, names) -> int:

@@ -11,10 +11,11 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import WorkCancelled, cancel_when
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
 from tests.models import families
 from tests.models.families import picture, said
+from tests.models.hooks import hooked
 from tests.sessions.rig import session
 from tests.window.rig import Snapshot
 
@@ -41,16 +42,10 @@ def counted(engine: HfEngine) -> Iterator[Layers]:
     """Observers behind the layers' own hooks: they hear of layers that run."""
     layers, towers = Layers(), engine.towers
     lists = [p for tower in towers for p in tower.modules() if isinstance(p, torch.nn.ModuleList)]
-    handles = [
-        layer.register_forward_hook(Observer(layers.note))
-        for part in (engine.decoder.layers, *lists)
-        for layer in part
-    ]
-    try:
+    parts = (engine.decoder.layers, *lists)
+    hooks = [(layer.register_forward_hook, layers.note) for part in parts for layer in part]
+    with hooked(engine, *hooks):
         yield layers
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Rig:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf import Observer, forwards
+from kamera.engines.hf import forwards
 from kamera.ops import apply_patch, form_patch, kv_slice, relocate_kv, uniform_offset
 from tests.engines.compare import (
     encoded,
@@ -98,7 +98,7 @@ def test_encode_then_prefill_equals_the_plain_model(name):
     chunks.append(b.chunk_from_tensors(samples.text_ids(5, seed=3)))
     ids, inputs = samples.join(chunks)
     seen = {}
-    hook = b.decoder.register_forward_pre_hook(Observer(lambda m, a, kw: seen.update(kw)), with_kwargs=True)
+    hook = b.decoder.register_forward_pre_hook(lambda m, a, kw: seen.update(kw), with_kwargs=True)
     try:
         with torch.no_grad():
             out = b.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **inputs)

@@ -2,23 +2,113 @@
 
 from __future__ import annotations
 
-import logging
-from types import SimpleNamespace
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from kamera.engines.hf import Backbone, HfEngine, describe, forwards
+from kamera.engines.hf import fingerprint as made
 from kamera.errors import UnsupportedBackbone
-from tests.engines.changes import Steering
 from tests.engines.compare import encoded, positions, worst
-from tests.models import processors, tiny
+from tests.models import processors, samples, tiny
+
+FAMILY = "llava"
 
 
-def fingerprint(name: str = "llava", **options) -> str:
+def fingerprint(name: str = FAMILY, **options) -> str:
     return HfEngine(tiny.build(name, **options)).fingerprint
+
+
+def _layer(model: Any, index: int = 1) -> Any:
+    return model.model.language_model.layers[index]
+
+
+# -- what counts -----------------------------------------------------------------------------------
+
+
+def one_weight(model: Any) -> None:
+    with torch.no_grad():
+        _layer(model).mlp.up_proj.weight[3, 5] += 1e-6
+
+
+def a_weight_of_the_tower(model: Any) -> None:
+    with torch.no_grad():
+        next(model.model.vision_tower.parameters()).flatten()[0] += 1.0
+
+
+def a_parameter(model: Any) -> None:
+    _layer(model).self_attn.q_proj.register_parameter("extra", nn.Parameter(torch.zeros(2, 64)))
+
+
+def a_buffer(model: Any) -> None:
+    _layer(model).register_buffer("codes", torch.zeros(3), persistent=False)
+
+
+def affine_codes(model: Any) -> None:
+    _layer(model).register_buffer("codes", torch.quantize_per_tensor(torch.zeros(8, 8), 0.5, 0, torch.qint8))
+
+
+def other_affine_codes(model: Any) -> None:
+    _layer(model).register_buffer("codes", torch.quantize_per_tensor(torch.zeros(8, 8), 1.5, 0, torch.qint8))
+
+
+def the_class_of_a_module(model: Any) -> None:
+    _layer(model).mlp.act_fn = nn.GELU()
+
+
+def rotary_frequencies(model: Any) -> None:
+    model.model.language_model.rotary_emb.inv_freq.mul_(1.001)
+
+
+def a_setting(model: Any) -> None:
+    model.config.text_config.rms_norm_eps *= 2
+
+
+def a_kernel_of_ones_own(model: Any) -> None:
+    usual = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    transformers.AttentionInterface.register("of_my_own", usual)
+    transformers.AttentionMaskInterface.register("of_my_own", transformers.masking_utils.sdpa_mask)
+    model.set_attn_implementation("of_my_own")
+
+
+def training(model: Any) -> None:
+    model.train()
+
+
+CHANGES = [
+    one_weight,
+    a_weight_of_the_tower,
+    a_parameter,
+    a_buffer,
+    affine_codes,
+    other_affine_codes,
+    the_class_of_a_module,
+    rotary_frequencies,
+    a_setting,
+    a_kernel_of_ones_own,
+    training,
+]
+MADE: dict[str, str] = {}
+"""The fingerprints that the changes come to, by their names."""
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_of_one_thing_is_another_model(change: Callable[[Any], None]):
+    made = [tiny.build(FAMILY) for _ in range(2)]
+    for model in made:
+        change(model)
+    one, other = (HfEngine(model).fingerprint for model in made)
+    assert one == other
+    assert one not in {fingerprint(), *(print for name, print in MADE.items() if name != change.__name__)}
+    MADE[change.__name__] = one
 
 
 def test_only_equal_models_have_equal_fingerprints():
@@ -28,56 +118,20 @@ def test_only_equal_models_have_equal_fingerprints():
     assert len({base, *others}) == 4
 
 
-def test_one_weight_element_counts():
-    model = tiny.build("llava")
-    with torch.no_grad():
-        model.get_parameter("model.language_model.layers.1.mlp.up_proj.weight")[3, 5] += 1e-6
-    assert HfEngine(model).fingerprint != fingerprint()
+@pytest.mark.parametrize("library", [torch, transformers], ids=lambda library: library.__name__)
+def test_the_line_of_a_library_counts_and_its_patch_does_not(library, monkeypatch):
+    library = getattr(made, library.__name__)  # another test may have imported it anew
+    base, (major, minor, *_) = fingerprint(), library.__version__.split(".")
+    monkeypatch.setattr(library, "__version__", f"{major}.{minor}.99")
+    assert fingerprint() == base
+    monkeypatch.setattr(library, "__version__", f"{major}.99.0")
+    assert fingerprint() != base
 
 
-def test_a_weight_of_the_vision_tower_counts():
-    model = tiny.build("llava")
-    with torch.no_grad():
-        next(model.model.vision_tower.parameters()).flatten()[0] += 1.0
-    assert HfEngine(model).fingerprint != fingerprint()
-
-
-def test_an_adapter_parameter_counts():
-    model = tiny.build("llava")
-    layer = model.model.language_model.layers[0].self_attn.q_proj
-    layer.register_parameter("lora_A", nn.Parameter(torch.zeros(2, 64)))
-    assert HfEngine(model).fingerprint != fingerprint()
-
-
-def test_rotary_frequencies_count_whether_by_config_or_by_buffer():
-    model = tiny.build("llava")
-    model.model.language_model.rotary_emb.inv_freq.mul_(1.001)
-    by_buffer = HfEngine(model).fingerprint
-    config = tiny.build("llava").config
-    config.text_config.rope_parameters["rope_theta"] = 12_345.0
-    other = type(model)(config).eval()
-    other.load_state_dict(tiny.build("llava").state_dict())
-    assert len({fingerprint(), by_buffer, HfEngine(other).fingerprint}) == 3
-
-
-def test_later_changes_of_weights_are_noticed():
-    b = HfEngine(tiny.build("llava"))
-    layer = b.model.model.language_model.layers[2].mlp.up_proj
-    kept = layer.weight.detach().clone()
-    seen = [b.fingerprint]
-    with torch.no_grad():
-        layer.weight[0, 0] += 1
-    seen.append(b.fingerprint)
-    layer.weight = nn.Parameter(kept + 2)
-    seen.append(b.fingerprint)
-    layer.weight.data = kept + 3
-    seen.append(b.fingerprint)
-    layer.register_parameter("lora_A", nn.Parameter(torch.zeros(2)))
-    seen.append(b.fingerprint)
-    assert len(set(seen)) == 5
-    del layer.lora_A
-    b.model.load_state_dict(tiny.build("llava").state_dict())
-    assert b.fingerprint == seen[0]
+def test_a_variant_names_another_model():
+    prints = [Backbone(tiny.build(FAMILY), variant=name).fingerprint for name in ("", "a", "b", "a")]
+    assert len(set(prints)) == 3 and prints[1] == prints[3] and prints[0] == fingerprint()
+    assert Backbone(tiny.build(FAMILY), variant="a").describe().variant == "a"
 
 
 @pytest.mark.parametrize("part", ["picture size", "chat template", "vocabulary", "no processor"])
@@ -97,11 +151,92 @@ def test_the_processors_settings_count(part):
     assert same != HfEngine(model, other).fingerprint
 
 
-def test_later_changes_of_processor_settings_are_noticed():
-    b = HfEngine(processors.matching_model(), processors.picture_processor())
-    before = b.fingerprint
-    b.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
-    assert b.fingerprint != before
+def _dynamic(seed: int = 0) -> nn.Module:
+    """A model in int8 that differs by its seed in packed parameters alone."""
+    model = torch.ao.quantization.quantize_dynamic(tiny.build(FAMILY, seed=seed), {nn.Linear})
+    plain = dict(tiny.build(FAMILY).named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(plain[name])
+    return model
+
+
+def _weights_as_two(seed: int = 0) -> nn.Module:
+    model = tiny.build(FAMILY)
+    head = model.lm_head  # no KV depends on it
+    weight = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
+    head.weight = nn.Parameter(TwoTensor(weight, weight), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize("build", [_dynamic, _weights_as_two])
+def test_weights_that_are_packed_count(build: Callable[[int], nn.Module]):
+    one, equal, other = (HfEngine(build(seed)).fingerprint for seed in (0, 0, 1))
+    assert one == equal != other
+
+
+def test_kv_in_tensors_of_a_class_of_its_own_is_refused_by_name():
+    model = tiny.build(FAMILY)
+    up = _layer(model).mlp.up_proj
+    up.weight = nn.Parameter(TwoTensor(up.weight.detach(), up.weight.detach()), requires_grad=False)
+    with pytest.raises(UnsupportedBackbone, match="KV as TwoTensor, whose memory no kernel can read"):
+        HfEngine(model)
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+def _adapted(*names: str, **settings: Any) -> Any:
+    """A PEFT model whose adapters have equal weights; the first of ``names`` is active."""
+    peft = pytest.importorskip("peft")
+    options = {"r": 2, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False} | settings
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(tiny.build(FAMILY), peft.LoraConfig(**options), adapter_name=names[0])
+    for name in names[1:]:
+        wrapped.add_adapter(name, peft.LoraConfig(**options))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.fill_(0.02 if "lora_A" in name else 0.03)
+    return wrapped
+
+
+def test_adapters_are_told_apart_by_what_they_are_set_to():
+    merged, off = _adapted("one"), _adapted("one")
+    merged.merge_adapter()
+    off.base_model.disable_adapter_layers()
+    models = {
+        "none": tiny.build(FAMILY),
+        "one": _adapted("one"),
+        "scaled otherwise": _adapted("one", lora_alpha=3),
+        "two, the first active": _adapted("one", "two"),
+        "merged": merged,
+        "disabled": off,
+    }
+    second = _adapted("one", "two")
+    second.set_adapter("two")
+    models["two, the second active"] = second
+    prints = {name: HfEngine(model).fingerprint for name, model in models.items()}
+    assert len(set(prints.values())) == len(prints), prints
+    assert HfEngine(_adapted("one")).fingerprint == prints["one"]
+
+
+def test_an_adapter_of_the_decoder_leaves_encodings_as_they_are():
+    adapted = _adapted("one", target_modules=r".*language_model.*q_proj")
+    plain = HfEngine(tiny.build(FAMILY))
+    assert HfEngine(adapted).vision_fingerprint == plain.vision_fingerprint
+    assert HfEngine(adapted).fingerprint != plain.fingerprint
+
+
+def test_an_adapter_that_learns_a_prompt_is_refused():
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    wrapped = peft.get_peft_model(tiny.build("deepseek_v3"), config)
+    with pytest.raises(UnsupportedBackbone, match="learn a prompt"):
+        HfEngine(wrapped)
+
+
+# -- what does not ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -128,6 +263,40 @@ def test_the_directorys_name_does_not_count(tmp_path):
     assert len(prints) == 1
 
 
+def test_another_process_finds_the_same_fingerprint():
+    code = (
+        "from tests.models import tiny; from kamera import Backbone; import torch; "
+        "torch.set_num_threads(1); print(Backbone(tiny.build('gemma4_vl')).fingerprint)"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "12345"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == tiny.backbone("gemma4_vl").fingerprint
+
+
+def test_kernels_of_equal_arithmetic_are_one_model():
+    model = tiny.build(FAMILY)
+    model.set_attn_implementation("eager")
+    assert HfEngine(model).fingerprint == fingerprint()
+
+
+@pytest.mark.parametrize("family", tiny.of_each_kind((*tiny.FAMILIES, *tiny.LIMITED)))
+def test_use_leaves_the_fingerprint_and_two_builds_agree(family: str):
+    backbone = tiny.backbone(family)
+    before = backbone.fingerprint
+    chunk = samples.chunk(backbone, samples.sample(family))
+    spans = backbone.encode(chunk)
+    forwards.run(backbone, spans, backbone.positions([chunk.input_ids], [chunk.position_inputs()]))
+    with torch.no_grad():
+        backbone.model(input_ids=samples.text_ids(9)[None])
+    assert backbone.checked_fingerprint() == before == fingerprint(family)
+    assert backbone.refresh() is None and backbone.fingerprint == before
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
 def test_a_directory_brings_its_processor(tmp_path):
     processors.matching_model().save_pretrained(tmp_path)
     processors.tokenizer(processors.CHATML).save_pretrained(tmp_path)
@@ -142,121 +311,9 @@ def test_what_is_no_model_directory_is_refused_by_name(tmp_path):
         Backbone.from_pretrained("/nowhere")
 
 
-def test_switching_merging_and_removing_an_adapter_is_noticed():
-    peft = pytest.importorskip("peft")
-    model = tiny.build("llava")
-    plain = HfEngine(model).fingerprint
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    wrapped = peft.get_peft_model(model, config, adapter_name="one")
-    wrapped.add_adapter("two", config)
-    backbone = HfEngine(wrapped)  # the wrapper itself is stepped out of
-    seen = {"plain": plain, "one": backbone.fingerprint}
-    wrapped.set_adapter("two")
-    seen["two"] = backbone.fingerprint
-    wrapped.merge_adapter()  # PEFT writes through tensor.data
-    seen["two, merged"] = backbone.fingerprint
-    wrapped.unmerge_adapter()
-    wrapped.set_adapter("one")
-    assert len(set(seen.values())) == len(seen), seen
-    with wrapped.disable_adapter():
-        assert backbone.fingerprint not in seen.values()
-
-
-def test_an_adapter_that_learns_a_prompt_is_refused():
-    peft = pytest.importorskip("peft")
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    wrapped = peft.get_peft_model(tiny.build("deepseek_v3"), config)
-    with pytest.raises(UnsupportedBackbone, match="learn a prompt"):
-        HfEngine(wrapped)
-
-
-# -- all a module computes with --------------------------------------------------------------------
-
-
-def _dynamic(seed: int = 0) -> nn.Module:
-    """A model in int8 that differs by its seed in packed parameters alone."""
-    model = torch.ao.quantization.quantize_dynamic(tiny.build("llava", seed=seed), {nn.Linear})
-    plain = dict(tiny.build("llava").named_parameters())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(plain[name])
-    return model
-
-
-def _weights_as(kind: type, seed: int = 0) -> nn.Module:
-    model = tiny.build("llava")
-    head = model.lm_head  # no KV depends on it
-    weight = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
-    head.weight = nn.Parameter(kind(weight, weight), requires_grad=False)
-    return model
-
-
-def test_kv_in_tensors_of_a_class_of_its_own_is_refused_by_name():
-    model = tiny.build("llava")
-    up = model.model.language_model.layers[0].mlp.up_proj
-    up.weight = nn.Parameter(TwoTensor(up.weight.detach(), up.weight.detach()), requires_grad=False)
-    with pytest.raises(UnsupportedBackbone, match="KV as TwoTensor, whose memory no kernel can read"):
+def test_offloaded_weights_are_refused_by_name():
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny.build("deepseek_v3")
+    accelerate.cpu_offload(model.model.layers[1])
+    with pytest.raises(UnsupportedBackbone, match="weights are offloaded"):
         HfEngine(model)
-
-
-def _with_quantiser(scale: float) -> nn.Module:
-    model = tiny.build("llava")
-    model.lm_head.weight.quant_state = SimpleNamespace(absmax=torch.full((3,), scale), code="nf4")
-    return model
-
-
-def _affine(scale: float) -> nn.Module:
-    model = tiny.build("llava")
-    codes = torch.quantize_per_tensor(torch.zeros(8, 8), scale, 0, torch.qint8)
-    model.model.language_model.layers[0].register_buffer("codes", codes)
-    return model
-
-
-def _steered(strength: float) -> nn.Module:
-    model = tiny.build("llava")
-    model.model.language_model.layers[0].register_forward_hook(Steering(strength))
-    return model
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda n: _dynamic(seed=n),
-        lambda n: _weights_as(TwoTensor, seed=n),
-        lambda n: _with_quantiser(float(n)),
-        lambda n: _affine(0.5 + n),
-        lambda n: _steered(1.0 + n),
-    ],
-    ids=[
-        "packed parameters",
-        "tensors of tensors",
-        "state of a quantiser",
-        "affine codes",
-        "a hook's strength",
-    ],
-)
-def test_what_a_module_computes_with_beside_its_parameters_counts(build):
-    one, equal, other = HfEngine(build(0)), HfEngine(build(0)), HfEngine(build(1))
-    assert one.identity.unread == ()
-    assert one.fingerprint == equal.fingerprint
-    assert one.fingerprint != other.fingerprint
-
-
-def _unreadable() -> nn.Module:
-    model = tiny.build("llava")
-    generator = (x for x in [1.0, 2.0])  # tells nobody what comes next
-    model.model.language_model.layers[0].mlp.register_forward_hook(lambda m, i, o: o * next(generator, 1.0))
-    return model
-
-
-def test_a_model_that_cannot_be_digested_is_equal_to_no_other(caplog):
-    model = _unreadable()
-    with caplog.at_level(logging.WARNING, "kamera"):
-        one = HfEngine(model)
-    other = HfEngine(_unreadable())
-    assert "cannot be digested" in caplog.text and "a builtins.generator" in caplog.text
-    assert one.fingerprint == one.fingerprint
-    assert one.identity.vision() == other.identity.vision()  # the hook is in the decoder's layers
-    assert len({one.fingerprint, other.fingerprint, HfEngine(model).fingerprint}) == 3
-    plain = HfEngine(tiny.build("llava"))
-    assert plain.identity.unread == ()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 
 from kamera.engines import Account, Sampling, Span, WorkCancelled, calls_of, count_as_later, precedence
-from kamera.engines.hf import HfEngine, Observer, forwards
+from kamera.engines.hf import HfEngine, forwards
 from kamera.ops import Design, token_kernel
 from tests.models import samples, tiny
+from tests.models.hooks import hooked
 
 LONG = 60  # seconds: nothing here takes that long
 
@@ -24,18 +24,10 @@ def patient(monkeypatch):
     monkeypatch.setattr(precedence, "PATIENCE", LONG)
 
 
-@contextmanager
-def hooked(backbone: HfEngine, at_layer) -> Iterator[None]:
+def at_layers(backbone: HfEngine, at_layer) -> AbstractContextManager[None]:
     """``at_layer(index)`` in front of each layer, behind the backbone's own hook."""
-    handles = [
-        layer.register_forward_pre_hook(Observer(lambda *_, i=i: at_layer(i)))
-        for i, layer in enumerate(backbone.decoder.layers)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers = enumerate(backbone.decoder.layers)
+    return hooked(backbone, *[(m.register_forward_pre_hook, lambda *_, i=i: at_layer(i)) for i, m in layers])
 
 
 class Meeting:
@@ -93,7 +85,7 @@ def test_a_call_may_come_between_any_two_layers_and_neither_changes_the_other(fa
     meeting = Meeting(backbone)
     want, alone = meeting.plain(), call(backbone, chunk)
     account = Account()
-    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)
         for reached, go_on in zip(meeting.reached, meeting.go_on, strict=True):
             assert reached.wait(LONG)
@@ -115,7 +107,7 @@ def test_a_call_waits_for_one_layer_of_later_work_and_goes_before_the_rest():
     meeting = Meeting(backbone)
     for later_layers in meeting.go_on[1:]:
         later_layers.set()
-    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)
         assert meeting.reached[0].wait(LONG)
         with Account().count_now(backbone):
@@ -131,7 +123,7 @@ def test_a_model_whose_forward_leaves_state_is_not_interrupted():
     assert not backbone.quiet
     layers = len(backbone.decoder.layers)
     meeting = Meeting(backbone)
-    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)
         assert meeting.reached[0].wait(LONG)
         with Account().count_now(backbone):
@@ -146,7 +138,7 @@ def test_later_work_that_nobody_wants_ends_at_its_next_layer_and_the_model_is_fr
     backbone = tiny.backbone("qwen3_vl")
     over = threading.Event()
     meeting = Meeting(backbone, unwanted=over.is_set)
-    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)
         assert meeting.reached[0].wait(LONG)
         over.set()
@@ -167,7 +159,7 @@ def test_who_waits_for_later_work_is_not_waited_for(monkeypatch):
     layers = len(backbone.decoder.layers)
     with (
         ThreadPoolExecutor(1) as pool,
-        hooked(backbone, meeting.at_layer),
+        at_layers(backbone, meeting.at_layer),
         Account().count_now(backbone),
         calls_of(backbone).hurry(),
     ):
@@ -182,7 +174,7 @@ def test_later_work_goes_on_when_a_call_takes_very_long(monkeypatch):
     for go_on in meeting.go_on:
         go_on.set()
     layers = len(backbone.decoder.layers)
-    with ThreadPoolExecutor(1) as pool, Account().count_now(backbone), hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, Account().count_now(backbone), at_layers(backbone, meeting.at_layer):
         pool.submit(meeting.work).result(LONG)
     assert meeting.seen == [f"later {i}" for i in range(layers)]
 
@@ -196,7 +188,7 @@ def test_who_holds_the_model_for_several_forwards_is_not_interrupted():
             return meeting.work()
 
     layers = len(backbone.decoder.layers)
-    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
         working = pool.submit(held)
         assert meeting.reached[0].wait(LONG)
         with Account().count_now(backbone):
@@ -268,7 +260,7 @@ def test_a_call_may_come_between_the_layers_of_a_sample_and_of_rows(kind, family
     chunk = samples.chunk(backbone, samples.sample(family, 3))
     meeting = kind(backbone)
     want, alone = meeting.plain(), call(backbone, chunk)
-    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
         working = pool.submit(meeting.work)
         for reached, go_on in zip(meeting.reached, meeting.go_on, strict=True):
             assert reached.wait(LONG)

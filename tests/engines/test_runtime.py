@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from kamera.engines import PositionLimits
-from kamera.engines.hf import Backbone, HfEngine, Observer, describe, forwards, prove_patch, prove_relocation
+from kamera.engines.hf import Backbone, HfEngine, describe, forwards, prove_patch, prove_relocation
 from kamera.engines.hf.cache import new_cache
 from kamera.errors import NotRelocatable, UnsupportedBackbone
 from kamera.ops import kv_slice, layer_groups, relocate_kv
 from tests.engines.compare import encoded, positions, relative, text, worst
 from tests.models import samples, tiny
+from tests.models.hooks import hooked
 from tests.models.tiny import FAMILIES, LIMIT, LIMITED, backbone, build
 
 ONE = "pppppppp"
@@ -175,20 +176,16 @@ def test_the_meter_counts_what_the_modules_run(name):
     def count(kind):
         return lambda *_: seen.__setitem__(kind, seen[kind] + 1)
 
-    hooks = [towers[0].register_forward_hook(Observer(count("vision")))]
-    hooks.append(b.decoder.layers[0].register_forward_hook(Observer(count("layer"))))
-    try:
-        with b.measure() as work:
-            span = encoded(b, name)
-            assert (work.forwards, work.vision_encodes) == (0, 1)
-            plain = b.encode(b.chunk_from_tensors(samples.text_ids(3)))
-            first, second = positions(b, span, plain)
-            with b.measure() as inner:
-                _, cache = forwards.run(b, span, first)
-            forwards.run(b, plain, second, cache)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = [(towers[0].register_forward_hook, count("vision"))]
+    hooks.append((b.decoder.layers[0].register_forward_hook, count("layer")))
+    with hooked(b, *hooks), b.measure() as work:
+        span = encoded(b, name)
+        assert (work.forwards, work.vision_encodes) == (0, 1)
+        plain = b.encode(b.chunk_from_tensors(samples.text_ids(3)))
+        first, second = positions(b, span, plain)
+        with b.measure() as inner:
+            _, cache = forwards.run(b, span, first)
+        forwards.run(b, plain, second, cache)
     assert (work.forwards, work.vision_encodes) == (seen["layer"], seen["vision"]) == (2, 1)
     assert work.tokens == span.num_tokens + 3
     assert (inner.forwards, inner.tokens, inner.vision_encodes) == (1, span.num_tokens, 0)
@@ -227,7 +224,7 @@ def test_eager_and_sdpa_agree_and_masks_are_never_boolean(name):
             kinds.add(mask.dtype)
 
     for layer in eager.decoder.layers:
-        layer.self_attn.register_forward_pre_hook(Observer(look), with_kwargs=True)
+        layer.self_attn.register_forward_pre_hook(look, with_kwargs=True)
     caches = []
     for b in (eager, sdpa):
         spans = [encoded(b, name, seed) for seed in (1, 2)]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import numpy as np
 import pytest
 import torch
 
 from kamera.engines import Sampling, Span
-from kamera.engines.hf.hooks import Observer
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import Completion, Design, SampleSize, kv_concat, kv_of, relocate_kv, token_kernel
 from lab.recompute import recompute
 from tests.engines.compare import encoded, offset_between, positions, text, worst
 from tests.lab.test_recompute import BIDIRECTIONAL, GQA, MLA, SERVED, case
+from tests.models.hooks import hooked
 from tests.models.tiny import backbone as tiny
 
 
@@ -184,12 +182,8 @@ def test_the_last_layer_computes_no_more_than_its_kv(name):
     c = case(name)
     ran: list[int] = []
     layers = c.backbone.decoder.layers
-    handles = [
-        layer.register_forward_hook(Observer(lambda *_, i=i: ran.append(i))) for i, layer in enumerate(layers)
-    ]
-    with ExitStack() as hooks:
-        for handle in handles:
-            hooks.enter_context(handle)
+    hooks = [(m.register_forward_hook, lambda *_, i=i: ran.append(i)) for i, m in enumerate(layers)]
+    with hooked(c.backbone, *hooks):
         made = sampled(c, whole_completion(c))
     last = max(i for i, spec in enumerate(c.backbone.layout) if spec.channels)
     assert ran == list(range(last)), "a layer whose KV is the last does not finish"

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import KameraWindow, ReusePolicy
-from kamera.engines.hf import HfEngine, Observer, describe, steps
+from kamera.engines.hf import HfEngine, describe, steps
 from kamera.sessions.sampling import Seeded
 from kamera.window import Arrange, former_of, respond, sequence_of
 from tests.models import tiny
+from tests.models.hooks import hooked
 from tests.window.rig import QUESTION, Snapshot, make, rig, watching
 
 GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -41,7 +42,7 @@ def sizes(backbone: HfEngine) -> Iterator[list[int]]:
         if tokens.shape[1] == 1:
             seen.append(tokens.shape[0])
 
-    with backbone.decoder.register_forward_pre_hook(Observer(note), with_kwargs=True):
+    with hooked(backbone, (backbone.decoder.register_forward_pre_hook, note), with_kwargs=True):
         yield seen
 
 
@@ -183,7 +184,7 @@ def test_a_forward_that_fails_fails_in_all_its_rows_and_in_no_other():
             raise MemoryError("no room")
 
     assert not backbone.steps.why_serial
-    with backbone.model.register_forward_pre_hook(Observer(fail), with_kwargs=True):
+    with hooked(backbone, (backbone.model.register_forward_pre_hook, fail), with_kwargs=True):
         said = at_once(windows, [{"max_new_tokens": 3}] * 2)
     assert [type(s) for s in said] == [MemoryError, MemoryError]
     assert [
@@ -229,7 +230,7 @@ def test_accounts_bear_each_shared_forward_once_and_each_row_its_tokens():
         window.flush()
     before = [window.usage() for window in windows]
     tokens = (6, 4, 5)
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         at_once(windows, [{"max_new_tokens": n} for n in tokens])
         for window in windows:
             window.flush()

@@ -124,7 +124,7 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Mo
         model = builder().eval()
     randomise(model, seed + 1)
     if dtype != torch.float32:
-        _cast(model, dtype)
+        cast(model, dtype)
     return model.to(DEVICE)
 
 
@@ -148,7 +148,8 @@ def randomise(model: nn.Module, seed: int) -> None:
                 p.normal_(0, 0.2, generator=generator)
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+def cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """The model in another dtype, as it is loaded in it: its rotary frequencies stay."""
     kept = {n: b.clone() for n, b in model.named_buffers() if "inv_freq" in n}
     model.to(dtype)
     for name, buffer in kept.items():

@@ -17,7 +17,6 @@ import torch
 
 from kamera.content import Chunk, Encoded, Seams
 from kamera.engines import (
-    Answers,
     Continuation,
     Extents,
     LiveKV,
@@ -28,6 +27,7 @@ from kamera.engines import (
     SpanForm,
     Written,
 )
+from kamera.errors import IncompatibleChunk
 from kamera.ops import (
     KV,
     NO_KV,
@@ -110,8 +110,7 @@ class SmallEngine:
     token_count: int = VOCABULARY
     generation_config: None = None
     processor: Any = None
-    moves: int = 0
-    drift: float = 0.0
+    origin: str = ""
     done: Done = field(default_factory=Done)
     layout = LAYOUT
     axes = 1
@@ -233,7 +232,7 @@ class SmallEngine:
         return Encoded(chunk.input_ids, {}, {"features": chunk.inputs["pixels"].tanh()})
 
     @contextlib.contextmanager
-    def measure(self, *, probes: bool = False) -> Iterator[Done]:
+    def measure(self) -> Iterator[Done]:
         before, work = Done(**vars(self.done)), Done()
         yield work
         for name, count in vars(self.done).items():
@@ -241,8 +240,12 @@ class SmallEngine:
 
     # -- what it says --------------------------------------------------------------------------
 
-    def steady(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def checked_fingerprint(self) -> str:
+        return self.fingerprint
+
+    def check(self, fingerprint: str) -> None:
+        if fingerprint != self.fingerprint:
+            raise IncompatibleChunk("this is KV of another model, says the test")
 
     @property
     def identity(self) -> SmallEngine:
@@ -252,14 +255,8 @@ class SmallEngine:
     def builder(self) -> SmallEngine:
         return self
 
-    def vision(self) -> str:
-        return self.vision_fingerprint
-
     def vocabulary(self) -> str:
         return self.words
-
-    def answers(self) -> Answers:
-        return {"one": [1.0 + self.drift]}
 
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]

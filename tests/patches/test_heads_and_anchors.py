@@ -181,7 +181,7 @@ def test_an_anchor_that_later_work_drops_waits_no_more_and_is_noted(engine, stor
     anchor_of(engine, ANCHOR, "", "", store, losses, later=True)
     assert len(waiting_records(store).anchors) == 1
     queue.limit = 1
-    queue.add(lambda: None, Worth.PROBE, [torch.zeros(9)])
+    queue.add(lambda: None, Worth.CHUNK, [torch.zeros(9)])
     gate.open()
     queue.flush()
     assert waiting_records(store).anchors == {}

@@ -33,7 +33,7 @@ def prompts(count: int) -> list[torch.Tensor]:
 def test_shuffled_passages_are_sampled_and_counted_as_hooks_count():
     backbone = tiny.backbone("llama_mqa")
     reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICY)
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         for ids in prompts(12):
             plan = reuser.prepare(ids)
             admissions, cost = plan.admissions, plan.cost
@@ -54,7 +54,7 @@ def test_a_plan_says_what_later_work_runs(seed, waits):
     backbone, rng = tiny.backbone("llama_mqa"), random.Random(seed)
     reuser = Reuser(backbone, ChunkStore.open("memory://"), replace(POLICY, audit=0.0))
     head, *passages = [samples.text_ids(n, 50 * seed + n) for n in (20, 80, 60, 90, 81, 40, 50)]
-    reuser.prepare(torch.cat([head, *passages[:2]])).run().window.flush()  # the model is asked the probe
+    reuser.prepare(torch.cat([head, *passages[:2]])).run().window.flush()
     before, told = reuser.usage().later, Counter()
     for i in range(8):
         order = rng.sample(passages, rng.randint(2, 6))
@@ -77,7 +77,7 @@ def test_short_texts_that_come_again_run_half_of_their_tokens():
     reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICY)
     head, *parts = [samples.text_ids(n, seed) for seed, n in enumerate((20, 40, 40, 40, 40))]
     rng = random.Random(1)
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         for i in range(5):
             pieces = [head]
             for part in rng.sample(parts, 4):

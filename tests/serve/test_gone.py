@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kamera.engines import is_later
-from kamera.engines.hf import Observer
+from tests.models.hooks import hooked
 from tests.serve.rig import SYSTEM, Served, backbone, frames, png, serving
 from tests.serve.test_worker import eventually
 
@@ -50,17 +50,15 @@ def watched(layers: Layers) -> Iterator[None]:
     engine = backbone()
     parts = [("prefill", layer) for layer in engine.decoder.layers]
     parts += [("tower", engine.towers[0].blocks[0]), ("tower", engine.towers[0].blocks[1])]
-    handles = [
-        layer.register_forward_hook(
-            Observer(lambda module, args, out, kind=kind: layers.note(kind, args[0].shape[-2]))
+    hooks = [
+        (
+            layer.register_forward_hook,
+            lambda module, args, out, kind=kind: layers.note(kind, args[0].shape[-2]),
         )
         for kind, layer in parts
     ]
-    try:
+    with hooked(engine, *hooks):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from kamera.engines.hf import Observer, steps
+from kamera.engines.hf import steps
 from kamera.serve.refusal import Refusal
 from kamera.serve.worker import Job, Worker
+from tests.models.hooks import hooked
 from tests.serve.rig import KEY, OTHER, SYSTEM, backbone, plain, said, serving, user
 
 
@@ -109,7 +110,7 @@ def rows_of(seen: list[int]) -> Any:
         if tokens.shape[1] == 1:
             seen.append(tokens.shape[0])
 
-    return backbone().decoder.register_forward_pre_hook(Observer(note), with_kwargs=True)
+    return hooked(backbone(), (backbone().decoder.register_forward_pre_hook, note), with_kwargs=True)
 
 
 def test_two_tenants_at_once_are_answered_in_shared_forwards_as_each_alone(monkeypatch):

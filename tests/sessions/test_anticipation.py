@@ -14,12 +14,12 @@ import torch
 from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.edits import policies
 from kamera.engines import calls_of, precedence
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
-from kamera.patches.identity import probe_schedule_of
 from kamera.window import sequence_of
 from tests.content.templates import screens
 from tests.engines.compare import relative
+from tests.models.hooks import add_hooks
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing
 from tests.window.rig import watching
 
@@ -149,7 +149,7 @@ def test_a_turn_without_what_was_foreseen_runs_its_new_tokens_and_the_next_is_fo
 
 def test_an_appended_chat_prepares_nothing(backbone, frames):
     for edit in (None, policies.keep_all()):
-        with watching(backbone, probes=True) as seen:
+        with watching(backbone, later=True) as seen:
             session = opened(backbone, ReusePolicy(certified=True, audit=0.0), edit_policy=edit)
             turns = []
             for frame in frames[:3]:
@@ -157,8 +157,8 @@ def test_an_appended_chat_prepares_nothing(backbone, frames):
                 session.anticipate()
                 session.flush()
         assert [turn.report.anticipated for turn in turns] == [None] * 3
-        assert session.usage().later.forwards == 2, "the probe of a new window"
-        assert session.usage().now.forwards == seen.forwards - 2
+        assert session.usage().later.forwards == 0
+        assert session.usage().now.forwards == seen.forwards
 
 
 @pytest.mark.parametrize("policy", [EXACT, FULL], ids=["exact", "patches"])
@@ -264,7 +264,6 @@ def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(ba
     for frame in frames[:3]:
         session.send(shown(frame), **OPTIONS)
     session.flush()
-    probe_schedule_of(backbone).ask(backbone)  # so that no probe is due meanwhile
     queue, begun, seen = later_of(backbone), threading.Event(), []
 
     def at_layer(index: int) -> None:
@@ -276,10 +275,8 @@ def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(ba
                 time.sleep(0.001)
 
     layers = backbone.decoder.layers
-    handles = [
-        layer.register_forward_pre_hook(Observer(lambda *_, i=i: at_layer(i)))
-        for i, layer in enumerate(layers)
-    ]
+    hooks = [(m.register_forward_pre_hook, lambda *_, i=i: at_layer(i)) for i, m in enumerate(layers)]
+    handles = add_hooks(backbone, *hooks)
     try:
         session.anticipate()
         assert begun.wait(LONG)
@@ -323,7 +320,7 @@ def test_a_session_that_is_gone_holds_nothing(backbone, frames):
 
 @pytest.mark.parametrize("anticipates", [True, False])
 def test_a_pool_prepares_after_each_answer_and_counts_right_and_wrong_guesses(backbone, frames, anticipates):
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         pool = SessionPool(
             backbone,
             ChunkStore.open("memory://"),
@@ -353,7 +350,7 @@ def test_a_pool_prepares_after_each_answer_and_counts_right_and_wrong_guesses(ba
 
 def test_the_account_of_a_session_bears_what_its_preparation_hands_over(backbone, frames):
     policy = ReusePolicy(certified=True, audit=1.0)
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         session = opened(backbone, policy, edit_policy=policies.keep_last_images(2))
         for frame in frames[:5]:
             session.send(shown(frame), **OPTIONS)

@@ -50,7 +50,7 @@ def rendered_ids(chat: ChatSession, messages: Messages) -> list[int]:
 
 def test_a_document_behind_another_header_is_served_and_counted_as_hooks_count():
     one = pool()
-    with watching(one.backbone, probes=True) as seen:
+    with watching(one.backbone, later=True) as seen:
         for number in range(4):
             turn = one.send(told(words(10 + number, 40)), **GREEDY)
             one.flush()

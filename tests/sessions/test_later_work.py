@@ -10,9 +10,10 @@ import pytest
 
 from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines import calls_of, precedence
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine
 from kamera.patches import Later, later_of
 from kamera.window import former_of
+from tests.models.hooks import add_hooks
 from tests.window.rig import watching
 
 DEFAULT = ReusePolicy(certified=True, audit=0.0)
@@ -66,10 +67,8 @@ def test_a_turn_goes_before_the_rest_of_later_work_that_is_in_its_first_layer(
             begun.set()
             assert wait_for(lambda: calls_of(backbone).must_give_way), "the call never came"
 
-    handles = [
-        layer.register_forward_pre_hook(Observer(lambda *_, i=i: at_layer(i)))
-        for i, layer in enumerate(layers)
-    ]
+    hooks = [(m.register_forward_pre_hook, lambda *_, i=i: at_layer(i)) for i, m in enumerate(layers)]
+    handles = add_hooks(backbone, *hooks)
     try:
         window.evict(1)  # survivors run now; what left will be archived, by a forward
         assert begun.wait(LONG)
@@ -135,7 +134,7 @@ def test_dropped_audits_are_named_too(backbone, frames, queue):
 
 
 def test_the_account_equals_hooks_where_later_work_was_dropped(backbone, frames, queue):
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         window = KameraWindow(
             backbone, ChunkStore.open("memory://"), policy=ReusePolicy(certified=True, audit=1.0)
         )

@@ -202,7 +202,7 @@ def assert_opened(gate: threading.Event) -> None:
 
 
 def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         session = ChatSession(
             backbone,
             ChunkStore.open("memory://"),
@@ -222,7 +222,7 @@ def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
 
 
 def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, frames):
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         pool = SessionPool(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
         for name in ("one", "other"):
             pool.send([shown(frames[0])], session_id=name, **OPTIONS)
@@ -230,7 +230,7 @@ def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, 
         pool.flush()
     usage = pool.usage()
     assert usage.now.forwards + usage.later.forwards == seen.forwards
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
         for frame in frames[:3]:
             window.append(frame)

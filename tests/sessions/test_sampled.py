@@ -80,7 +80,7 @@ def test_what_a_conversation_sampled_no_other_goes_on_from(backbone, frames):
         mode="repair",
         edit_policy=policies.keep_last_images(1),
     )
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         first = pool.send([shown(frames[0]), *said("a"), shown(frames[1])], **OPTIONS)
         history = [shown(frames[0]), *said("a"), shown(frames[1]), *said(first.text), shown(frames[2])]
         again = pool.send(history, session_id=first.session_id, **OPTIONS)

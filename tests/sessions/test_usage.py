@@ -10,10 +10,11 @@ import pytest
 from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.edits import Directive, policies
 from kamera.engines import calls_of, precedence
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
 from kamera.reuse import Reuser
 from kamera.window import former_of
+from tests.models.hooks import hooked
 from tests.sessions.rig import session, speaking
 from tests.window.rig import Seen, borne, watching
 
@@ -55,7 +56,7 @@ def before_the_answer(seen: Seen) -> list[int]:
 )
 def test_a_chat_with_edits(backbone, frames, policy, mode, reuse):
     options = {"policy": POLICIES[policy], "mode": mode, "reuse": reuse, "uncached": True}
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         chat = ChatSession(backbone, ChunkStore.open("memory://"), **options)
         chat.send([SYSTEM, shown(frames[0])], **OPTIONS)
         chat.send(shown(frames[1]), **OPTIONS)
@@ -83,7 +84,7 @@ def test_a_turn_that_is_broken_off(backbone, frames):
         def end(self) -> None:
             pass
 
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         chat = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
         chat.send([SYSTEM, shown(frames[0])], **OPTIONS)
         with pytest.raises(Gone):
@@ -102,35 +103,31 @@ def test_what_was_prepared_for_another_turn_and_what_was_broken_off_in_a_layer(b
     broken: list[str] = []
 
     def first_layer(*_: object) -> None:
-        if queue.is_own_thread and not begun.is_set():
+        if armed and queue.is_own_thread and not begun.is_set():
             broken.append("begun")
             begun.set()
             while not calls_of(backbone).must_give_way:
                 begun.wait(0.001)
 
     def last_layer(*_: object) -> None:
-        if queue.is_own_thread:
+        if armed and queue.is_own_thread:
             broken.append("ended")
 
-    with watching(backbone, probes=True) as seen:
+    layers, armed = backbone.decoder.layers, list[bool]()
+    calls = ((0, first_layer), (-1, last_layer))
+    hooks = [(layers[i].register_forward_pre_hook, call) for i, call in calls]
+    with hooked(backbone, *hooks), watching(backbone, later=True) as seen:
         for frame in frames[:2]:
             chat.send([shown(frame)], append=True, **OPTIONS)
         chat.anticipate()
         chat.flush()
         assert chat.send([shown(frames[2])], append=True, **OPTIONS).report.anticipated
         chat.flush()
-        layers = backbone.decoder.layers
-        handles = [
-            layers[i].register_forward_pre_hook(Observer(f)) for i, f in ((0, first_layer), (-1, last_layer))
-        ]
-        try:
-            chat.anticipate()
-            assert begun.wait(60), "nothing was prepared"
-            turn = chat.send("no picture this time", **OPTIONS)
-            chat.flush()
-        finally:
-            for handle in handles:
-                handle.remove()
+        armed.append(True)
+        chat.anticipate()
+        assert begun.wait(60), "nothing was prepared"
+        turn = chat.send("no picture this time", **OPTIONS)
+        chat.flush()
     assert broken == ["begun"], "the turn came first, and nobody wants the rest"
     assert borne(seen, chat.usage())
     assert chat.usage().later.forwards > 0 and turn.usage.completion_tokens == 3
@@ -156,10 +153,10 @@ def test_a_loaded_session(backbone, frames, tmp_path):
     chat.send([SYSTEM, shown(frames[0])], **OPTIONS)
     chat.save(tmp_path / "chat")
     store = ChunkStore.open("memory://")
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         loaded = ChatSession.load(tmp_path / "chat", backbone, store)
         loaded.flush()
-        assert borne(seen, loaded.usage()) and seen.forwards, "a load asks the probe"
+        assert borne(seen, loaded.usage())
         loaded.send(shown(frames[1]), **OPTIONS)
         loaded.flush()
     assert borne(seen, loaded.usage())
@@ -176,7 +173,7 @@ def test_a_pool_of_two_tenants_and_two_threads(backbone, frames):
         pool.send([SYSTEM, shown(frames[0]), said, shown(frames[1])], tenant=tenant, **OPTIONS)
         pool.send([SYSTEM, shown(frames[1])], tenant=tenant, **OPTIONS)
 
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         pool = SessionPool(backbone, stores.__getitem__, policy=POLICIES["audited"])
         threads = [threading.Thread(target=converse, args=(pool, tenant)) for tenant in stores]
         for thread in threads:
@@ -195,7 +192,7 @@ def test_a_pool_that_reads_saved_sessions(tmp_path):
     for name in ("a", "b"):
         pool.send([SPEAKING, {"role": "user", "content": f"I am {name}"}], name, **OPTIONS)
     pool.flush()
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         pool = SessionPool(backbone, ChunkStore.open("memory://"), **options)
         pool.session("a").flush()
         assert borne(seen, pool.usage()) and seen.forwards, "its window is loaded"
@@ -255,7 +252,7 @@ def test_messages_for_one_answer_alone_are_counted_once():
 
 
 def test_a_reuser_bears_its_plans_and_runs(backbone, frames):
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICIES["audited"])
         for shot in (frames[:2], frames[1:3], frames[:2]):
             done = reuser.prepare([SYSTEM, *map(shown, shot)]).run()

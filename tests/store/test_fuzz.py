@@ -160,8 +160,8 @@ def test_tensors_that_swap_their_places_are_refused() -> None:
 @pytest.mark.parametrize(
     "slot, digest",
     [
-        (0, "8943af4ebce7a9a8b238ffaa7eeb204df447a7dce0d639ce18e82b3d9e1d9fc1"),
-        (2, "d2c1c01fde412b5e7fd821440a19877410162d79f3905e4610c00e82a791daec"),
+        (0, "0e9f61d76a8248fc66d9456002e66ceef85e8d5b34262cf589cab36f70799db3"),
+        (2, "34d8261632c487d72eaae6a81cd25e6418b2e9f8e73a8c9cd62203af8f1fd1e2"),
     ],
 )
 def test_the_file_of_a_record_stays_what_it_is(slot: int, digest: str) -> None:

@@ -12,14 +12,14 @@ from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Engine, Usage
-from kamera.engines.hf import HfEngine, Observer
-from kamera.engines.hf.hooks import is_probe
+from kamera.engines.hf import HfEngine
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
 from kamera.window import former_of, sequence_of
 from kamera.window.report import Tally
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
+from tests.models.hooks import hooked
 
 SYSTEM = torch.tensor([5, 6, 7, 8])
 QUESTION = torch.tensor([9, 10, 11, 12])
@@ -252,19 +252,19 @@ class Seen:
 
 
 @contextmanager
-def watching(backbone: HfEngine, *, probes: bool = False) -> Iterator[Seen]:
+def watching(backbone: HfEngine, *, later: bool = False) -> Iterator[Seen]:
     """Count runs of the first decoder layer and of the vision tower, those of an operation alone.
 
-    With ``probes`` those of probes and of later work, too, which accounts bear: what windows before left for
-    later is done first.
+    With ``later`` those of later work, too, which accounts bear: what windows before left for later is done
+    first.
     """
     seen = Seen()
     queue = later_of(backbone)
-    if probes:
+    if later:
         queue.flush()
 
     def counts() -> bool:
-        return probes or not (queue.is_own_thread or is_probe())
+        return later or not queue.is_own_thread
 
     modules = dict(backbone.model.named_modules())
     first = next(m for n, m in modules.items() if n.endswith(("language_model.layers.0", "model.layers.0")))
@@ -278,16 +278,13 @@ def watching(backbone: HfEngine, *, probes: bool = False) -> Iterator[Seen]:
         seen.tokens += hidden.shape[0] * hidden.shape[1]
         seen.spans.append(hidden.shape[1])
 
-    def encoded(module, args):
+    def encoded(module, args, kwargs):
         seen.encodes += counts()
 
-    hooks = [first.register_forward_pre_hook(Observer(decoded), with_kwargs=True)]
-    hooks += [t.register_forward_pre_hook(Observer(encoded)) for t in towers]
-    try:
+    hooks = [(first.register_forward_pre_hook, decoded)]
+    hooks += [(t.register_forward_pre_hook, encoded) for t in towers]
+    with hooked(backbone, *hooks, with_kwargs=True):
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def borne(seen: Seen, *usages: Usage) -> bool:
@@ -308,8 +305,5 @@ def breaking(backbone: HfEngine, after: int = 0) -> Iterator[None]:
         if calls[0] > after:
             raise RuntimeError("out of memory, says the test")
 
-    hook = backbone.decoder.register_forward_pre_hook(Observer(fail), with_kwargs=True)
-    try:
+    with hooked(backbone, (backbone.decoder.register_forward_pre_hook, fail), with_kwargs=True):
         yield
-    finally:
-        hook.remove()

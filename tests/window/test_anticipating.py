@@ -143,7 +143,7 @@ def test_nothing_is_prepared_where_nothing_leaves_or_leaving_runs_nothing():
         make(backbone, None, max_tokens=100),
     ]
     for window in windows:
-        with watching(backbone, probes=True) as seen:
+        with watching(backbone, later=True) as seen:
             prepared(window)
         assert (seen.forwards, later_of(backbone).held_bytes) == (0, 0)
 
@@ -151,7 +151,7 @@ def test_nothing_is_prepared_where_nothing_leaves_or_leaving_runs_nothing():
 def test_the_account_bears_it_as_later_work_and_a_window_that_is_gone_holds_nothing():
     backbone, _ = rig("llama_mqa")
     chunks = texts(backbone, 4)
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         window = full(backbone, chunks[:3], ReusePolicy(certified=True, audit=0.0))
         prepared(window)
         later = window.usage().later.tokens

@@ -220,6 +220,7 @@ def test_one_changed_weight_refuses_the_certificate(folder):
     assert terms_in_force(make(backbone, None, chunk, policy=CERTIFIED)).certificate == held
     with torch.no_grad():
         next(backbone.model.parameters()).view(-1)[7] += 1e-3
+    backbone.refresh()
     with pytest.raises(
         CertificateMismatch, match=f"on backbone {held.grounds.fingerprint[:12]}, this one has other weights"
     ):

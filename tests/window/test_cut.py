@@ -30,7 +30,7 @@ def window_of(family, policy=EXACT):
 def test_a_cut_changes_no_bit_and_runs_nothing(family):
     window, a, b = window_of(family)
     want = window.next_token_logits(QUESTION)
-    with watching(former_of(window).backbone, probes=True) as seen:
+    with watching(former_of(window).backbone, later=True) as seen:
         parts = cut_text(window, 1, [3, 8])
     assert seen.forwards == 0
     assert [slot.length for slot in parts] == [3, 5, 4]
@@ -44,7 +44,7 @@ def test_a_cut_changes_no_bit_and_runs_nothing(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_stands_behind_a_cut_is_exact_and_what_a_part_leaves_is_repaired(family):
     window, a, b = window_of(family)
-    with watching(former_of(window).backbone, probes=True) as seen:
+    with watching(former_of(window).backbone, later=True) as seen:
         parts = cut_text(window, 1, [5])
         window.run(Arrange([*window.slots]))
     assert seen.forwards == 0, "all that stand know the parts as antecedents"
@@ -64,7 +64,7 @@ def test_a_part_stays_as_the_survivor_that_the_whole_would_be():
     parts = cut_text(window, 0, [5])
     assert {slot.guarantee for slot in parts} == {"survivor"}
     assert parts[1].antecedents == (a.id, parts[0].chunk_id)
-    with watching(former_of(window).backbone, probes=True) as seen:
+    with watching(former_of(window).backbone, later=True) as seen:
         window.run(Arrange([parts[0], window[2]], on_leave="keep"))
         window.flush()
     assert seen.forwards == 1, "the part that left is archived later"

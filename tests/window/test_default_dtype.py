@@ -33,17 +33,18 @@ def loading(dtype: torch.dtype) -> Iterator[None]:
 
 def test_the_facts_of_a_model_are_the_same_while_another_one_is_loaded():
     backbone = HfEngine(tiny.build(FAMILY).requires_grad_(False))
-    before, answers = backbone.fingerprint, backbone.identity.answers()
+    before = backbone.fingerprint
     with loading(torch.bfloat16):
         weight = backbone.model.lm_head.weight
         kept = weight[0, 0].clone()
-        weight[0, 0] = 3.0  # a reason to look at everything again
+        weight[0, 0] = 3.0
+        backbone.refresh()
         assert backbone.fingerprint != before
         weight[0, 0] = kept
-        assert backbone.fingerprint == before and backbone.identity.answers() == answers
+        backbone.refresh()
+        assert backbone.fingerprint == before
         again = HfEngine(backbone.model)
         assert again.layout == backbone.layout and again.fingerprint == before
-        assert again.identity.answers() == answers
     assert again.fingerprint == backbone.fingerprint == before
 
 

@@ -12,6 +12,7 @@ from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
     InvalidPermutation,
+    ModelChanged,
     NotRelocatable,
     ProcessorRequired,
     UnknownChunk,
@@ -308,7 +309,7 @@ def test_weights_changed_under_a_window_make_it_refuse():
         lambda: window.is_load_bearing(0, QUESTION),
     )
     for call in calls:
-        with pytest.raises(IncompatibleChunk, match="weights have changed"):
+        with pytest.raises(ModelChanged, match="have changed since its fingerprint was made"):
             call()
     assert window.slots == slots and inventory(former_of(window).store) == held
 

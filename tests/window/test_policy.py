@@ -475,6 +475,7 @@ def test_another_system_prompt_tenant_dtype_or_weight_is_a_miss(pieces, tmp_path
     assert work(HfEngine(tiny.build(FAMILY, torch.bfloat16))) == fresh
     with torch.no_grad():
         nudged.model.model.language_model.layers[1].mlp.up_proj.weight[3, 3] += 1e-3
+    nudged.refresh()
     assert work(nudged) == (3, 0)
     assert work(HfEngine(tiny.build(FAMILY))) == known
 

@@ -165,7 +165,7 @@ def test_pictures_whose_tokens_see_each_other_are_prefilled():
 
 def test_the_account_equals_hooks_and_a_plan_goes_through_json():
     backbone, chunks = rig("qwen2_5_vl")
-    with watching(backbone, probes=True) as seen:
+    with watching(backbone, later=True) as seen:
         window = make(backbone, None, *chunks, policy=POLICY)
         plan = Plan.from_json(window.plan_slide().to_json())
         assert sum(isinstance(step, Sample) for step in plan.steps) == 3

@@ -13,6 +13,7 @@ import torch
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.engines.hf import HfEngine, forwards
+from kamera.patches import later_of
 from lab.reliability import threads as many
 from tests.models import processors, samples, tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, is_a_reprefill, make, pictures
@@ -57,9 +58,11 @@ def test_all_threads_may_append_the_same_pictures():
     chunks = pictures(backbone, "qwen3_vl", 3)
     with ChunkStore.open("memory://") as store, ThreadPoolExecutor(6) as pool, many._switching():
         made = list(pool.map(lambda _: make(backbone, store, *chunks), range(6)))
+        later_of(backbone).flush()
         got = many.contents(store)
     with ChunkStore.open("memory://") as store:
         alone = make(backbone, store, *chunks)
+        alone.flush()
         assert got == many.contents(store)
     assert {s.guarantee for w in made for s in w.slots} <= {"exact", "patched"}
     want = alone.next_token_logits(QUESTION)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine
 from kamera.window import Arrange, Reorder, former_of
 from tests.engines.compare import worst
-from tests.window.rig import SYSTEM, borne, rig, watching
+from tests.models.hooks import hooked
+from tests.window.rig import SYSTEM, rig, watching
 
 DEFAULT = ReusePolicy(certified=True, audit=0.0)
 """The policy of users; audits are forwards of their own."""
@@ -49,7 +50,7 @@ def failing_beside(backbone):
             raise torch.OutOfMemoryError("says the test")
 
     last = backbone.decoder.layers[-1]
-    with last.register_forward_pre_hook(Observer(fail), with_kwargs=True):
+    with hooked(backbone, (last.register_forward_pre_hook, fail), with_kwargs=True):
         yield
 
 
@@ -57,7 +58,7 @@ def test_what_leaves_together_is_archived_by_one_forward(shipped, frames):
     window = window_of(shipped, frames[:5])
     ids = [slot.chunk_id for slot in window.slots[:4]]
     plan = window.plan_slide(4)
-    with watching(shipped, probes=True) as seen:
+    with watching(shipped, later=True) as seen:
         report = window.slide(4)
         now = seen.forwards
         window.flush()
@@ -79,7 +80,7 @@ def test_experts_run_each_chunk_alone(family, forwards):
     window = window_of(own, chunks[:4])
     lengths = {slot.length for slot in window.slots[1:4]}
     plan = window.plan(Arrange([window[0]]))
-    with watching(own, probes=True) as seen:
+    with watching(own, later=True) as seen:
         window.run(Arrange([window[0]]))
         window.flush()
     assert len(lengths) == 1 and seen.forwards == plan.later.forwards == forwards
@@ -89,7 +90,7 @@ def test_chunks_of_two_lengths_are_two_forwards(shipped, frames):
     notes = ["value of tag 1?", "value of tag 2?"]
     window = window_of(shipped, [*frames[:3], *notes])
     plan = window.plan(Arrange([window[0]]))
-    with watching(shipped, probes=True) as seen:
+    with watching(shipped, later=True) as seen:
         window.run(Arrange([window[0]]))
         window.flush()
     assert plan.later.forwards == seen.forwards == 2
@@ -104,7 +105,7 @@ def test_patches_that_are_owed_together_share_the_forward_of_their_canonicals(sh
     window.reorder([0, 2, 3, 1])
     window.flush()
     plan = window.plan(Reorder([0, 3, 1, 2]))
-    with watching(shipped, probes=True) as seen:
+    with watching(shipped, later=True) as seen:
         report = window.run(plan)
         now = seen.forwards
         window.flush()
@@ -114,13 +115,14 @@ def test_patches_that_are_owed_together_share_the_forward_of_their_canonicals(sh
 
 
 def test_where_a_batch_has_no_memory_its_chunks_run_one_by_one(shipped, frames):
-    with watching(shipped, probes=True) as seen:
-        window = KameraWindow(shipped, ChunkStore.open("memory://"), SYSTEM, policy=DEFAULT)
-        for frame in frames[:4]:
-            window.append(frame)
-        ids = [slot.chunk_id for slot in window.slots]
-        with failing_beside(shipped):
-            window.slide(4)
-            window.flush()
+    window = KameraWindow(shipped, ChunkStore.open("memory://"), SYSTEM, policy=DEFAULT)
+    for frame in frames[:4]:
+        window.append(frame)
+    ids = [slot.chunk_id for slot in window.slots]
+    with failing_beside(shipped), watching(shipped, later=True) as seen:
+        before = window.usage()
+        window.slide(4)
+        window.flush()
     assert len(canonicals(window, ids)) == 4
-    assert borne(seen, window.usage()), "a forward that fails has begun"
+    ran = window.usage().later.forwards - before.later.forwards
+    assert ran == seen.forwards == 4, "a forward that fails has begun"

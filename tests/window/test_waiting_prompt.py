@@ -32,7 +32,7 @@ def window(chunk: Chunk) -> Iterator[KameraWindow]:
     before.append(chunk)
     before.slide()
     before.flush()
-    later_of(backbone).add(lambda: opened.wait() and None, Worth.PROBE)
+    later_of(backbone).add(lambda: opened.wait() and None, Worth.CHUNK)
     try:
         made = KameraWindow(backbone, store, SYSTEM[:3], policy=POLICY)
         assert len(store.ls("anchor")) == 1

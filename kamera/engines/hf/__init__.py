@@ -3,7 +3,6 @@
 from kamera.engines.hf.backbone import Backbone, Description, describe
 from kamera.engines.hf.contents import ServedModel
 from kamera.engines.hf.engine import HfEngine
-from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_model, load_processor
 from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.prove import (
@@ -22,7 +21,6 @@ __all__ = [
     "Description",
     "HfEngine",
     "ModelCache",
-    "Observer",
     "OperatorProof",
     "ServedModel",
     "compare_kv",

@@ -47,6 +47,7 @@ class Description:
     takes_pixels: bool
     serial_decode: str
     fingerprint: str
+    variant: str
 
 
 class Backbone:
@@ -59,16 +60,23 @@ class Backbone:
     by ``generate`` of transformers. The model's weights and mode do not change. It gets hooks that count
     forwards, and one that stops a forward that only encodes.
 
-    ``media`` bounds what pictures and clips may cost (`MediaLimits`).
+    ``media`` bounds what pictures and clips may cost (`MediaLimits`). Weights that change later are noticed
+    (`refresh`). Hooks that change what the model computes make what it stores private to this process, unless
+    ``variant`` names the model with them (docs/backbones.md).
 
     ``engine`` is what windows, sessions and the store run it by (`kamera.engines.Engine`). Safe to use from
     several threads.
     """
 
     def __init__(
-        self, model: nn.Module, processor: Any | None = None, *, media: MediaLimits | None = None
+        self,
+        model: nn.Module,
+        processor: Any | None = None,
+        variant: str = "",
+        *,
+        media: MediaLimits | None = None,
     ) -> None:
-        self.engine = HfEngine(model, processor)
+        self.engine = HfEngine(model, processor, variant)
         self.engine.builder.limits = media or self.engine.builder.limits
 
     @classmethod
@@ -80,6 +88,7 @@ class Backbone:
         dtype: str | torch.dtype = "auto",
         by_files: bool = False,
         media: MediaLimits | None = None,
+        variant: str = "",
         **options: Any,
     ) -> Backbone:
         """Load a model directory or hub name with its processor.
@@ -90,18 +99,18 @@ class Backbone:
         "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. With
         ``by_files`` its fingerprint is `checkpoint_fingerprint` of its files. Then it shares an archive with
         another engine that was started on the same files (vLLM), but not with a `Backbone` without this
-        option. Raises UnsupportedBackbone when no class loads it, ValueError for a device or dtype that
-        cannot be used.
+        option. ``variant`` is that of the class, and not given to transformers. Raises UnsupportedBackbone
+        when no class loads it, ValueError for a device or dtype that cannot be used.
         """
         place, dtype = None if device is None else device_of(device), dtype_of(dtype)
         files = files_behind(name, options) if by_files else None
         model = load_model(name, dtype=dtype, **options)
         if place is not None:
             model = model.to(place)
-        backbone = cls(model, load_processor(name), media=media)
+        backbone = cls(model, load_processor(name), variant, media=media)
         of_files = fingerprint_of(files, backbone.engine.facts.dtype)
         if of_files is not None:
-            backbone.engine.identity.name(of_files)
+            backbone.engine.name(of_files)
         return backbone
 
     def __repr__(self) -> str:
@@ -122,7 +131,16 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides a chunk's KV (`HfEngine.fingerprint`)."""
+        """Digest of all that decides a chunk's KV. Raises ModelChanged for a model that was written to."""
+        return self.engine.checked_fingerprint()
+
+    def refresh(self) -> str:
+        """The fingerprint made anew, of the model as it is now: after a change of its weights or adapters.
+
+        Windows made before refuse, unless it is what it was. Raises ModelChanged if the rotary angles are
+        others than this Backbone read: make a new one.
+        """
+        self.engine.refresh()
         return self.engine.fingerprint
 
     @property
@@ -199,4 +217,5 @@ def describe(model: HfEngine) -> Description:
         takes_pixels=model.builder.takes_pixels,
         serial_decode=model.steps.why_serial,
         fingerprint=model.fingerprint,
+        variant=model.variant,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,19 +100,11 @@ class ServedModel(HfContents):
         return cast(Engine, self)
 
     @property
-    def identity(self) -> Any:
-        """Itself: the engine that runs the model knows its files alone, and they were read."""
-        return self
-
-    @property
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    def steady(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
     @contextmanager
-    def measure(self, *, probes: bool = False) -> Iterator[Work]:
+    def measure(self) -> Iterator[Work]:
         """As `Engine.measure`: nothing is run here."""
         yield Work()
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from kamera.content import TOKEN_TYPES, Chunk, Encoded
-from kamera.engines.hf.hooks import Observer
+from kamera.engines.hf.hooks import OwnHook
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone, first_line
 from kamera.ops import flat_lists
 
@@ -34,7 +34,7 @@ class _AtTheDoor(Exception):
     """Stops the full model's forward where its decoder would begin."""
 
 
-class DecoderHook(Observer):
+class DecoderHook(OwnHook):
     """A hook before a decoder. Shut, it stops the thread that shut it and keeps the decoder's arguments."""
 
     def __init__(self, decoder: nn.Module) -> None:

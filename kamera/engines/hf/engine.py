@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from kamera.content import Encoded
+from kamera.content import Chunk, Encoded
 from kamera.engines.base import Identity, LiveKV, PlainModel, Sampling
 from kamera.engines.extent import Extents
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
 from kamera.engines.hf.answering import answer
+from kamera.engines.hf.fingerprint import ModelIdentity
 from kamera.engines.hf.forwards import TransformersModel, join_spans, split
-from kamera.engines.hf.identity import ModelIdentity
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, why_no_reuse
@@ -45,10 +46,10 @@ class HfEngine(Model):
     forwards (`Steps`). Operations without a forward never wait.
     """
 
-    def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
+    def __init__(self, model: nn.Module, processor: Any | None = None, variant: str = "") -> None:
         super().__init__(model, processor)
-        self._identity = ModelIdentity(self)
-        self.identity: Identity = self._identity
+        self.variant = variant
+        self._identity = ModelIdentity(self, variant)
         self.extents = Extents(
             self.positions, self.builder.vision_tokens, "" if self.facts.joins else self.facts.kind
         )
@@ -60,6 +61,7 @@ class HfEngine(Model):
         except NonFiniteKV as error:
             raise UnsupportedBackbone(f"{kind}: a forward of a few tokens fails: {error}") from error
         self.facts = self.facts._replace(no_reuse=no_reuse)
+        self._identity.fingerprint()  # tries the hooks that are there
         if no_reuse:
             logger.warning("%s", no_reuse)
             return
@@ -76,12 +78,42 @@ class HfEngine(Model):
         return self
 
     @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
     def fingerprint(self) -> str:
-        """As `Engine.fingerprint`: each access checks the model (`Witness`), and autocast in this thread.
+        """As `Engine.fingerprint`, under the autocast of this thread.
 
         Of a model that was loaded with ``by_files`` it is `checkpoint_fingerprint` of its files.
         """
+        return self._identity.current()
+
+    def checked_fingerprint(self) -> str:
         return self._identity.fingerprint()
+
+    @property
+    def vision_fingerprint(self) -> str:
+        return self._identity.vision()
+
+    @property
+    def origin(self) -> str:
+        return self._identity.origin()
+
+    def check(self, fingerprint: str) -> None:
+        self._identity.check(fingerprint)
+
+    def refresh(self) -> None:
+        """Make the fingerprint anew, of the model as it is now: for one that was written to.
+
+        Windows that were made before refuse, unless it is what it was. Raises ModelChanged if the rotary
+        angles are others than this engine read.
+        """
+        self._identity.refresh()
+
+    def name(self, of_files: str) -> None:
+        """As `ModelIdentity.name`."""
+        self._identity.name(of_files)
 
     def __repr__(self) -> str:
         return f"HfEngine({self.facts.kind}, {self.facts.family}, {len(self.layout)} layers)"
@@ -91,6 +123,12 @@ class HfEngine(Model):
     def live(self, *, holds: bool = False) -> LiveCache:
         """A live cache of this model that shows nothing yet; ``holds`` as in `Engine.live`."""
         return LiveCache(self, holds)
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        self._identity.check_chunk(chunk)
+        encoded = super().encode(chunk)
+        self._identity.check_encoding(encoded, partial(super().encode, chunk))
+        return encoded
 
     def form(self, span: Encoded) -> SpanForm:
         return SpanForm(forwards.row_form(self, span), can_sample(self, span))
@@ -106,6 +144,7 @@ class HfEngine(Model):
         lengths = [span.num_tokens for span in spans]
         if not apart and not sum(lengths):
             return tuple(forwards.allocate_kv(self, 0) for _ in spans)
+        self._identity.check_forward()
         whole = join_spans(self, spans, positions) if len(spans) > 1 and not apart else None
         with self._cache_of(behind) as cache:
             if apart:
@@ -125,6 +164,7 @@ class HfEngine(Model):
         every: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """As `Engine.ask`: texts are filled up to the longest, as many at a time as `_ROWS_BYTES` hold."""
+        self._identity.check_forward()
         rows = 1
         if len(texts) > 1:
             logits_bytes = 4 * self.builder.token_count * max(map(len, texts))
@@ -152,6 +192,7 @@ class HfEngine(Model):
     ) -> Continuation:
         """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers."""
         self.check_sampling(sampling)
+        self._identity.check_forward()
         if "stop_strings" in sampling:
             sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         tokens = ids.shape[0] + int(sampling.get("max_new_tokens") or _ANSWER)
@@ -163,11 +204,12 @@ class HfEngine(Model):
             return continuation._replace(kvs=self._read_kv(behind, cache, start, lengths))
 
     def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
+        self._identity.check_forward()
         with self._cache_of(behind) as cache:
             return sample(self, parts, [span.length for span in behind.shown], cache)
 
-    def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:
-        return self.meter.measure(probes)
+    def measure(self) -> AbstractContextManager[Work]:
+        return self.meter.measure()
 
     # -- inside --------------------------------------------------------------------------------
 

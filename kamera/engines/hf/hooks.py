@@ -1,8 +1,8 @@
-"""Forward hooks: those that are part of a model's computation, and those that only observe or count it."""
+"""Forward hooks: Kamera's own, which count work or stop a forward, and foreign ones, which may change it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,47 +10,89 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as globally
 
+from kamera import forks
 from kamera.engines.values import Work
 
-_LIBRARIES = ("transformers.utils.output_capturing", "accelerate.")
+_LIBRARIES = ("transformers.", "accelerate.")
 """Libraries whose hooks return outputs or move tensors between devices: they change no number."""
 
+Hook = tuple[dict[int, Any], int, Any]
+"""The table that a hook stands in, its key there, and the hook."""
 
-_probing: ContextVar[bool] = ContextVar("kamera_probing", default=False)
+_uncounted: ContextVar[bool] = ContextVar("kamera_uncounted", default=False)
 _open: ContextVar[tuple[tuple[Meter, Work], ...]] = ContextVar("kamera_open_work", default=())
 
 
-class Observer:
-    """A forward hook that only observes: the return value of ``call`` is dropped.
-
-    Any other hook belongs to the model's computation, so that adding one changes the fingerprint of its
-    backbone. Register an observer to count or to time without that. A copied or pickled model keeps an
-    observer that does nothing in its place.
-    """
+class OwnHook:
+    """A hook of Kamera's own. A copied or pickled model has one that does nothing in its place."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
     def __call__(self, *arguments: Any) -> Any:
-        self._call(*arguments)
+        return self._call(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Observer, (_nothing,)
-
-
-def is_foreign(hook: Any) -> bool:
-    """True if a hook may change the model's computation."""
-    return not (isinstance(hook, Observer) or str(getattr(hook, "__module__", "")).startswith(_LIBRARIES))
-
-
-def hook_tables(modules: list[nn.Module]) -> list[dict[int, Any]]:
-    """The tables of forward hooks of ``modules``, and those of hooks on every module."""
-    own = [table for m in modules for table in (m._forward_pre_hooks, m._forward_hooks)]
-    return [globally._global_forward_pre_hooks, globally._global_forward_hooks, *own]
+        return OwnHook, (_nothing,)
 
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+def hook_tables(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    """The tables of forward hooks of ``modules``, and of hooks on every module."""
+    own = [table for m in modules for table in (m._forward_pre_hooks, m._forward_hooks)]
+    return [globally._global_forward_pre_hooks, globally._global_forward_hooks, *own]
+
+
+def foreign_hooks(tables: Iterable[dict[int, Any]]) -> list[Hook]:
+    """The hooks that are neither Kamera's nor a library's."""
+    return [
+        (table, key, hook)
+        for table in filter(None, tables)
+        for key, hook in list(table.items())
+        if not isinstance(hook, OwnHook) and not str(getattr(hook, "__module__", "")).startswith(_LIBRARIES)
+    ]
+
+
+class _Mute:
+    """Stands in for a foreign hook while a thread is `unobserved`; ``users`` is how many are."""
+
+    def __init__(self, hook: Any) -> None:
+        self.hook, self.users = hook, 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return None if _uncounted.get() else self.hook(*arguments, **options)
+
+
+_muting = forks.Lock()
+
+
+@contextmanager
+def unobserved(hooks: Iterable[Hook]) -> Iterator[None]:
+    """Context of trials of a model: no work of an operation, and ``hooks`` do nothing in this thread.
+
+    Forwards of other threads run the hooks.
+    """
+    with _muting:
+        places = [(table, key) for table, key, _ in hooks if key in table]
+        for table, key in places:
+            hook = table[key]
+            table[key] = hook if isinstance(hook, _Mute) else _Mute(hook)
+            table[key].users += 1
+    token = _uncounted.set(True)
+    try:
+        yield
+    finally:
+        _uncounted.reset(token)
+        with _muting:
+            for table, key in places:
+                mute = table.get(key)  # its owner may have removed it
+                if isinstance(mute, _Mute):
+                    mute.users -= 1
+                    if not mute.users:
+                        table[key] = mute.hook
 
 
 class Meter:
@@ -63,17 +105,14 @@ class Meter:
     """
 
     def __init__(self, decoder: nn.Module, towers: list[nn.Module]) -> None:
-        decoder.register_forward_pre_hook(Observer(self._count_decoder), with_kwargs=True)
+        decoder.register_forward_pre_hook(OwnHook(self._count_decoder), with_kwargs=True)
         for tower in towers:
-            tower.register_forward_pre_hook(Observer(self._count_encode))
+            tower.register_forward_pre_hook(OwnHook(self._count_encode))
 
     @contextmanager
-    def measure(self, probes: bool = False) -> Iterator[Work]:
-        """Collect the work done inside the block; blocks nest, and the outer one counts all.
-
-        Probes of the model are no work of an operation: they count if asked for.
-        """
-        work = Work(probes=probes)
+    def measure(self) -> Iterator[Work]:
+        """Collect the work done inside the block; blocks nest, and the outer one counts all."""
+        work = Work()
         token = _open.set((*_open.get(), (self, work)))
         try:
             yield work
@@ -82,9 +121,10 @@ class Meter:
 
     def add(self, **counts: int) -> None:
         """Count work for the operations that this context is in, as `Work.add`: their share of another's."""
-        for meter, work in _open.get():
-            if meter is self and (work.probes or not is_probe()):
-                work.add(**counts)
+        if not _uncounted.get():
+            for meter, work in _open.get():
+                if meter is self:
+                    work.add(**counts)
 
     def _count_decoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         inputs = kwargs.get("inputs_embeds")
@@ -94,18 +134,3 @@ class Meter:
 
     def _count_encode(self, module: nn.Module, args: Any) -> None:
         self.add(vision_encodes=1)
-
-
-@contextmanager
-def probing() -> Iterator[None]:
-    """Context of a probe of the model: `is_probe` tells so inside."""
-    token = _probing.set(True)
-    try:
-        yield
-    finally:
-        _probing.reset(token)
-
-
-def is_probe() -> bool:
-    """True inside of `probing`: a hook may leave its work out."""
-    return _probing.get()

@@ -16,7 +16,6 @@ from kamera.engines.hf.hooks import Meter
 from kamera.engines.hf.pausing import Pauses
 from kamera.engines.precedence import calls_of
 from kamera.engines.values import ModelFacts
-from kamera.errors import IncompatibleChunk
 from kamera.ops import (
     KV,
     Blocks,
@@ -54,10 +53,9 @@ class Model(HfContents):
         places = torch.arange(8).expand(self.axes, -1)
         with torch.no_grad(), self.turns.alone():
             self._fill_cache(ids, places)  # the first forward sets up state of its own
-            watch = probe.watch_modules(model)
-            write_counts = probe.counts_of_writes(watch)
+            before = probe.state_of(model)
             cache = self._fill_cache(ids, places)
-            self.quiet = watch.is_as_noted() and probe.counts_of_writes(watch) == write_counts
+            self.quiet = probe.is_same_state(before, probe.state_of(model))
             self.mask_input = encoding.mask_input_name(self.model, self.door, ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
         probe.refuse_tensor_subclasses(model, model_cache.cache_tensors(cache))
@@ -87,11 +85,6 @@ class Model(HfContents):
 
     def encode(self, chunk: Chunk) -> Encoded:
         """Run the vision tower over a chunk (not at all for text). Raises NonFiniteKV, IncompatibleChunk."""
-        if chunk.fingerprint != self.fingerprint:
-            raise IncompatibleChunk(
-                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this is "
-                f"{self.fingerprint[:12]}: build it again with this backbone's chunk()"
-            )
         positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
         with torch.no_grad(), self.turns.alone():
             encoded = encoding.encode(self.model, self.door, chunk, positions)

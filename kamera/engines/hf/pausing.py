@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from kamera.content import exclusive_of
-from kamera.engines.hf.hooks import Observer
+from kamera.engines.hf.hooks import OwnHook
 from kamera.engines.precedence import Calls, check_cancelled, is_later
 
 
-class Pauses(Observer):
+class Pauses(OwnHook):
     """Turns of forwards on one model: each alone or beside others, and later work behind ``calls``.
 
     It is a hook in front of the layers of its ``decoder``, which stops the forwards that pause. There, and in
@@ -37,7 +37,7 @@ class Pauses(Observer):
             layer.register_forward_pre_hook(self)
         parts = [part for tower in towers for part in tower.modules()]
         for layer in [layer for part in parts if isinstance(part, nn.ModuleList) for layer in part]:
-            layer.register_forward_pre_hook(Observer(lambda *_: check_cancelled()))
+            layer.register_forward_pre_hook(OwnHook(lambda *_: check_cancelled()))
 
     def __call__(self, *_: Any) -> None:
         check_cancelled()

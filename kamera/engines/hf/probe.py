@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.watch import Watch
 from kamera.engines.values import PositionLimits
 from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import (
@@ -63,24 +62,24 @@ def find_vision_towers(model: nn.Module) -> list[nn.Module]:
     return towers
 
 
-def watch_modules(model: nn.Module) -> Watch:
-    """The objects in every module and the writes to its tensors: as noted after a forward that left no state.
+def state_of(model: nn.Module) -> tuple[list[Any], list[int]]:
+    """The objects in every module, and how often each of its tensors was written.
 
     Hooks are left out: transformers adds its own, once, and they depend on the thread they run in.
     """
-    watch = Watch()
+    objects: list[Any] = []
     for module in model.modules():
-        watch.watch_space(vars(module), frozenset(name for name in vars(module) if "hooks" in name))
+        objects += [value for name, value in vars(module).items() if "hooks" not in name]
         for part in (module._parameters, module._buffers, module._modules):
-            watch.watch_space(part)
-    watch.note()
-    return watch
+            objects += part.values()
+    tensors = (t for t in objects if isinstance(t, torch.Tensor) and not t.is_inference())
+    return objects, [t._version for t in tensors]
 
 
-def counts_of_writes(watch: Watch) -> list[int]:
-    """How often each tensor that a watch holds was written."""
-    tensors = [t for t in watch.inside if isinstance(t, torch.Tensor) and not t.is_inference()]
-    return [t._version for t in tensors]
+def is_same_state(one: tuple[list[Any], list[int]], other: tuple[list[Any], list[int]]) -> bool:
+    """True if nothing was replaced, added, removed or written between two states."""
+    is_kept = len(one[0]) == len(other[0]) and all(map(is_, one[0], other[0]))
+    return is_kept and one[1] == other[1]
 
 
 def position_axes(decoder: nn.Module) -> int:

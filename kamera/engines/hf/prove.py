@@ -17,7 +17,7 @@ from kamera.content import Encoded
 from kamera.engines.base import Span
 from kamera.engines.hf import forwards
 from kamera.engines.hf.encode import input_device
-from kamera.engines.hf.hooks import probing
+from kamera.engines.hf.hooks import foreign_hooks, hook_tables, unobserved
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model
 from kamera.errors import KameraError, NonFiniteKV, first_line
@@ -76,7 +76,7 @@ def prove_relocation(
 
     It is moved by the serving kernels: written whole, and turned in place as a slide does it.
     """
-    span = encoded or _text(model, 12)
+    span = encoded or sample_text(model, 12)
     step = tuple(offset) if offset is not None else _safe_offset(model, (37, 5, 11))
     base = model.positions([span.input_ids], [span.position_inputs])
     moved_positions = base + torch.tensor(step)[:, None]
@@ -94,7 +94,7 @@ def prove_relocation(
 
 def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorProof:
     """Restore a conditioned prefill from the canonical and a full-rank patch, at a third place."""
-    antecedent, span = _text(model, 10, seed=5), _text(model, 12)
+    antecedent, span = sample_text(model, 10, seed=5), sample_text(model, 12)
     step = tuple(offset) if offset is not None else _safe_offset(model, (23, 3, 7))
     whole = model.positions([antecedent.input_ids, span.input_ids], [{}, {}])
     canonical_positions = model.positions([span.input_ids], [{}])
@@ -121,7 +121,7 @@ def prove_moves(model: Model) -> OperatorProof:
     Only the last rounding may differ, in every layer and every dtype.
     """
     layout, zero = model.layout, (0,) * model.axes
-    texts = [_text(model, count, seed) for count, seed in ((10, 5), (12, 11), (7, 23))]
+    texts = [sample_text(model, count, seed) for count, seed in ((10, 5), (12, 11), (7, 23))]
     kvs = [forwards.run(model, text, model.positions([text.input_ids], [{}]))[0] for text in texts]
     other, _ = forwards.run(model, texts[1], model.positions([texts[1].input_ids], [{}]) + 1)
     patch = form_patch(other, kvs[1], layout, zero, None).patch
@@ -158,7 +158,7 @@ def prove_cuts(model: Model) -> OperatorProof:
     precision the text is compared in its first layer, because later layers differ by rounding alone. Raises
     NonFiniteKV for a model whose forward of the whole text overflows.
     """
-    span = _text(model, 16)
+    span = sample_text(model, 16)
     positions = model.positions([span.input_ids], [span.position_inputs])
     cuts = (0, 9, 15, 16)
     whole, _ = forwards.run(model, span, positions)
@@ -207,7 +207,7 @@ def why_no_rows(model: Model) -> str:
         return (
             f"a forward of this {kind} leaves state in the model: its answers are decoded one after another"
         )
-    texts = [_text(model, count, seed) for count, seed in ((13, 5), (6, 23), (9, 11))]
+    texts = [sample_text(model, count, seed) for count, seed in ((13, 5), (6, 23), (9, 11))]
     positions = [model.positions([text.input_ids], [{}]) for text in texts]
     ids = torch.stack([text.input_ids[-1:] for text in texts])
     last = torch.stack([places[:, -1:] for places in positions], dim=1)
@@ -217,7 +217,7 @@ def why_no_rows(model: Model) -> str:
         return [forwards.run(model, b, p[:, :-1])[1] for b, p in zip(prefixes, positions, strict=True)]
 
     try:
-        with probing():
+        with unobserved(foreign_hooks(hook_tables(model.model.modules()))):
             each = enumerate(pasts())
             singles = [forwards.next_logits(model, ids[i, None], last[:, i, None], past) for i, past in each]
             batch = forwards.next_logits(model, ids, last, *pasts())
@@ -303,7 +303,8 @@ def _worst(proofs: Iterable[OperatorProof]) -> OperatorProof:
     return max(proofs, key=attrgetter("share"))
 
 
-def _text(model: Model, count: int, seed: int = 11) -> Encoded:
+def sample_text(model: Model, count: int, seed: int = 11) -> Encoded:
+    """A text of ``count`` tokens, none of which stands for media."""
     ids = (torch.arange(count) * 7919 + seed) % model.builder.token_count
     ids = torch.tensor([0 if int(i) in model.builder.vision_tokens else int(i) for i in ids])
     return Encoded(ids, {}, {})

@@ -22,7 +22,6 @@ import torch
 from kamera import forks
 from kamera.engines.hf import forwards
 from kamera.engines.hf.encode import input_device
-from kamera.engines.hf.hooks import is_probe
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import why_no_rows
 from kamera.engines.precedence import check_cancelled, is_later
@@ -106,12 +105,7 @@ class Steps:
     def runs_alone(self) -> bool:
         """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
         device = input_device(self._model.model)
-        if (
-            is_later()
-            or is_probe()
-            or self._model.turns.holds_model
-            or torch.is_autocast_enabled(device.type)
-        ):
+        if is_later() or self._model.turns.holds_model or torch.is_autocast_enabled(device.type):
             return True
         return device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(
             device

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import cattrs
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from kamera.errors import KameraError
 from kamera.store.codec import Codec
@@ -14,7 +13,7 @@ from kamera.store.fields import canonical_json
 from kamera.store.info import ObjectInfo, Weighed
 from kamera.store.keys import Context
 
-SCHEMA = 10
+SCHEMA = 11
 FIELDS = Weighed._fields[:-2]
 """What is counted and searched by; uses are in a table of their own."""
 COLUMNS = ", ".join((*FIELDS, "said", "signature"))
@@ -29,9 +28,6 @@ CREATE TABLE sent (key PRIMARY KEY, stamp) WITHOUT ROWID;
 INSERT = f"INSERT OR REPLACE INTO objects VALUES ({', '.join('?' * (len(FIELDS) + 2))})"
 WEIGHED = f"SELECT {', '.join(FIELDS)}, COALESCE(uses, 0), used FROM objects LEFT JOIN uses USING (key)"
 _CONVERTER = cattrs.Converter(detailed_validation=False)
-_OWN = override(omit=True)  # what a backbone answers, which is no part of a context's identity
-_CONVERTER.register_structure_hook(Context, make_dict_structure_fn(Context, _CONVERTER, probe=_OWN))
-_CONVERTER.register_unstructure_hook(Context, make_dict_unstructure_fn(Context, _CONVERTER, probe=_OWN))
 _IDS = ("chunk_id", "fingerprint", "anchor", "tenant", "kv", "base")
 
 Stamped = tuple[ObjectInfo, str]
@@ -60,5 +56,5 @@ def read_row(row: tuple[Any, ...], codec: Codec) -> Stamped | None:
 
 
 def columns_of(context: Context, codec: Codec) -> dict[str, str]:
-    """The columns of a context as they are searched; there is none for what its backbone answers."""
-    return {name: codec.seal_id(value) for name, value in vars(context).items() if name != "probe"}
+    """The columns of a context as they are searched; there is none for its origin."""
+    return {name: codec.seal_id(value) for name, value in vars(context).items() if name != "origin"}

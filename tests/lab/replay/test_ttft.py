@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kamera.content import Conversations
-from kamera.engines.hf import HfEngine, Observer
+from kamera.engines.hf import HfEngine
 from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
 from lab.replay.ttft import ARMS, COMPARED, Bare, main
@@ -42,7 +42,7 @@ def test_pictures_whose_encodings_are_kept_are_not_encoded_and_give_the_same(bac
     lost, held = bare.answer(messages, prompt, 0), bare.answer(messages, prompt, 0, set(old))
     rows: list[int] = []
     tower = backbone.model.model.visual
-    hook = tower.register_forward_pre_hook(Observer(lambda _, given: rows.append(given[0].shape[0])))
+    hook = tower.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[0]))
     wanted = lost()
     found = held()
     hook.remove()

@@ -1,0 +1,242 @@
+"""Hooks of others on the model: one that counts changes nothing, one that steers makes a model of its own."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf import HfEngine
+from kamera.engines.hf.hooks import foreign_hooks, hook_tables, unobserved
+from kamera.errors import IncompatibleChunk
+from tests.models import processors, samples, tiny
+from tests.window.rig import QUESTION, make
+
+FAMILY = "qwen2_5_vl"
+EXACT = ReusePolicy.exact()
+DOUBLE = "lambda module, args, output: output * 2"
+
+
+def pictures(backbone: Any, count: int = 2) -> list[Any]:
+    return [samples.chunk(backbone, samples.sample(FAMILY, seed), f"p{seed}") for seed in range(count)]
+
+
+def counting(model: Any) -> tuple[Counter[str], list[Any]]:
+    """Plain hooks on every module, as a profiler has them."""
+    seen: Counter[str] = Counter()
+    handles = [
+        module.register_forward_pre_hook(lambda m, args, name=name: seen.update([name]))
+        for name, module in model.named_modules()
+    ]
+    return seen, handles
+
+
+@pytest.mark.parametrize("when", ["before its Backbone", "after it", "in a window's life", "for all modules"])
+def test_a_hook_that_counts_serves_and_shares_its_store(when, tmp_path):
+    plain, store = HfEngine(tiny.build(FAMILY)), ChunkStore.open(tmp_path / "store")
+    make(plain, store, *pictures(plain), policy=EXACT).flush()
+    model = tiny.build(FAMILY)
+    seen = counting(model)[0] if when == "before its Backbone" else Counter()
+    backbone = Backbone(model)
+    if when == "after it":
+        seen, _ = counting(model)
+    window = make(backbone.engine, store, policy=EXACT)
+    if when == "for all modules":
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: seen.update(["any"]))
+    elif when == "in a window's life":
+        seen, _ = counting(model)
+    try:
+        reports = [window.append(chunk) for chunk in pictures(backbone.engine)]
+        assert backbone.fingerprint == plain.fingerprint
+        assert [report.vision_encodes for report in reports] == [0, 0]
+        assert reports[0].forwards == 0, "its canonical is stored"
+        window.next_token_logits(QUESTION)
+        window.slide(1)
+    finally:
+        if when == "for all modules":
+            handle.remove()
+    assert seen.total() > 0
+    assert {info.context.fingerprint for info in store.ls("canonical")} == {plain.fingerprint}
+
+
+def test_what_runs_no_forward_shows_none_to_a_hook_that_was_just_registered():
+    backbone = HfEngine(tiny.build(FAMILY))
+    window = make(backbone, None, *pictures(backbone, 3))
+    window.flush()
+    seen, _ = counting(backbone.model)
+    window.slide(1)
+    window.flush()
+    assert not seen
+
+
+def test_what_hooks_see_is_on_the_account():
+    """The forward that tries hooks is work like any other; the one without them is none."""
+    backbone = HfEngine(tiny.build(FAMILY))
+    window = make(backbone, None, *pictures(backbone))
+    window.flush()
+    before, seen = window.usage(), Counter()
+    backbone.decoder.register_forward_pre_hook(lambda *_: seen.update(["decoder"]))
+    backbone.towers[0].register_forward_pre_hook(lambda *_: seen.update(["tower"]))
+    window.append(samples.chunk(backbone, samples.sample(FAMILY, 7)))
+    window.flush()
+    spent = [part for part in window.usage()]
+    assert sum(part.forwards for part in spent) - sum(part.forwards for part in before) == seen["decoder"]
+    encodes = sum(part.vision_encodes for part in spent) - sum(part.vision_encodes for part in before)
+    assert encodes == seen["tower"] == 1
+
+
+# -- hooks that steer ------------------------------------------------------------------------------
+
+
+def steer(module: Any, by: float = 2.0) -> Any:
+    return module.register_forward_hook(lambda module, args, output: output * by)
+
+
+def test_what_a_steered_model_stores_is_private_to_its_process(tmp_path, caplog):
+    store, models = ChunkStore.open(tmp_path / "store"), [tiny.build(FAMILY) for _ in range(2)]
+    for model in models:
+        steer(model.model.language_model.layers[1].mlp)
+    backbones = [HfEngine(model) for model in models]
+    assert "what it stores is private to this process" in caplog.text
+    assert len({*(b.fingerprint for b in backbones), tiny.backbone(FAMILY).fingerprint}) == 3
+    for backbone in backbones:
+        window = make(backbone, store, *pictures(backbone), policy=EXACT)
+        assert window.append(samples.chunk(backbone, samples.sample(FAMILY, 7))).forwards == 1
+        window.flush()
+    again = make(backbones[0], store, policy=EXACT)
+    assert again.append(pictures(backbones[0])[0]).forwards == 0, "its own objects serve it"
+
+
+def test_a_window_made_before_a_steering_hook_refuses_by_name_and_goes_on_without_it():
+    backbone = HfEngine(tiny.build(FAMILY))
+    window = make(backbone, None, *pictures(backbone))
+    window.flush()
+    answer, slots = window.next_token_logits(QUESTION), window.slots
+    handle = steer(backbone.decoder.layers[1].mlp)
+    with pytest.raises(IncompatibleChunk, match=r"hooks that change what this Qwen.* computes"):
+        window.next_token_logits(QUESTION)
+    for use in (lambda: window.next_token_logits(QUESTION), lambda: window.slide(1)):
+        with pytest.raises(IncompatibleChunk, match="make a new window"):
+            use()
+    assert window.slots == slots
+    steered = make(backbone, None, *pictures(backbone))
+    assert not torch.equal(steered.next_token_logits(QUESTION), answer)
+    counted, handles = counting(backbone.model)  # beside one that steers
+    assert not torch.equal(steered.next_token_logits(QUESTION), answer) and counted
+    for one in (handle, *handles):
+        one.remove()
+    assert torch.equal(window.next_token_logits(QUESTION), answer)
+    with pytest.raises(IncompatibleChunk, match="make a new window"):
+        steered.slide(1)
+
+
+@pytest.mark.parametrize("kind", ["with a processor", "without one"])
+def test_a_hook_that_changes_encodings_is_noticed(kind):
+    if kind == "with a processor":
+        backbone = HfEngine(processors.matching_model(), processors.picture_processor())
+        picture = Image.new("RGB", (56, 56), (200, 30, 90))
+    else:
+        backbone, picture = HfEngine(tiny.build(FAMILY)), None
+
+    def chunk() -> Any:
+        return pictures(backbone)[0] if picture is None else backbone.chunk([{"image": picture}])
+
+    store = ChunkStore.open("memory://")
+    window, before = make(backbone, store), backbone.vision_fingerprint
+    handle = steer(backbone.towers[0].blocks[0])
+    with pytest.raises(IncompatibleChunk, match="hooks that change what this"):
+        window.append(chunk())
+    assert not store.ls("encoding") and backbone.vision_fingerprint != before
+    make(backbone, store, chunk())
+    handle.remove()
+    assert backbone.checked_fingerprint() and backbone.vision_fingerprint == before
+    window.append(chunk())
+    window.flush()
+    assert len({info.context.fingerprint for info in store.ls("encoding")}) == 2
+
+
+STORE = f"""
+import sys, torch
+from kamera import Backbone, ChunkStore
+from tests.models import tiny
+from tests.window.rig import make
+from tests.window.test_hooks import EXACT, pictures
+model = tiny.build({FAMILY!r})
+model.model.language_model.layers[1].mlp.register_forward_hook({DOUBLE})
+backbone = Backbone(model, variant="doubled").engine
+with ChunkStore.open(sys.argv[1]) as store:
+    make(backbone, store, *pictures(backbone), policy=EXACT).flush()
+"""
+
+
+def test_a_named_variant_is_shared_between_processes(tmp_path):
+    folder = tmp_path / "store"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", STORE, str(folder)], check=True, env=environment)
+    store = ChunkStore.open(folder)
+    for variant, forwards in (("doubled", 0), ("", 1), ("tripled", 1)):
+        model = tiny.build(FAMILY)
+        model.model.language_model.layers[1].mlp.register_forward_hook(eval(DOUBLE))
+        backbone = Backbone(model, variant=variant)
+        report = make(backbone.engine, store, policy=EXACT).append(pictures(backbone.engine)[0])
+        assert report.forwards == forwards, variant
+        assert any("variant doubled" in note for note in report.notes) is bool(forwards)
+
+
+# -- how they are tried ----------------------------------------------------------------------------
+
+
+def test_forwards_of_other_threads_run_the_hooks_that_one_leaves_out():
+    module = torch.nn.Linear(2, 2)
+    steer(module)
+    plain = module.weight @ torch.ones(2) + module.bias
+    said = {}
+    with unobserved(foreign_hooks(hook_tables([module]))):
+        said["here"] = module(torch.ones(2))
+        there = threading.Thread(target=lambda: said.update(there=module(torch.ones(2))))
+        there.start()
+        there.join()
+    torch.testing.assert_close(said["here"], plain)
+    torch.testing.assert_close(said["there"], 2 * plain)
+    torch.testing.assert_close(module(torch.ones(2)), 2 * plain)
+
+
+def test_a_copied_model_is_another_backbones():
+    """Kamera's own hooks do not follow a copy."""
+    one = HfEngine(tiny.build(FAMILY))
+    other = HfEngine(copy.deepcopy(one.model))
+    with one.measure() as work:
+        other.prefill(
+            [other.encode(other.chunk_from_tensors(torch.arange(1, 9)))], [torch.arange(8).expand(3, 8)]
+        )
+    assert other.fingerprint == one.fingerprint and work.forwards == 0
+
+
+def test_a_hook_that_fails_fails_as_in_any_forward():
+    backbone = HfEngine(tiny.build(FAMILY))
+    window = make(backbone, None, *pictures(backbone))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("says the test")
+
+    failing = backbone.decoder.layers[0].register_forward_pre_hook(fail)
+    with failing, pytest.raises(RuntimeError, match="says"):
+        window.next_token_logits(QUESTION)
+    assert torch.isfinite(window.next_token_logits(QUESTION)).all()
+
+
+def test_a_window_of_text_alone_serves_under_any_counter():
+    backbone = Backbone(tiny.build("deepseek_v3"))
+    window = KameraWindow(backbone, ChunkStore.open("memory://"))
+    counting(backbone.model)
+    window.append(backbone.chunk_from_tensors(torch.arange(5, 15)))
+    assert window.next_token_logits(torch.tensor([3, 4])).shape[-1] == tiny.VOCABULARY
