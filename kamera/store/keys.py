@@ -67,7 +67,8 @@ def why_missed(own: Context, other: Context) -> str:
     reasons = []
     if other.fingerprint != own.fingerprint:
         mine, theirs = _facts(own), _facts(other)
-        names = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+        both = mine | theirs if mine and theirs else {}
+        names = [name for name in both if mine.get(name) != theirs.get(name)]
         digests = [name for name in names if (mine.get(name) or theirs.get(name) or "").startswith("#")]
         reasons = [
             f"stored for {name} {theirs.get(name) or 'none'}, this backbone is {mine.get(name) or 'none'}"

@@ -132,8 +132,7 @@ class KnownPrompts:
         own = row.context
         if not is_recognisable(row):
             return
-        plain = Context(own.fingerprint, own.anchor, own.tenant)
-        table = self._tables.setdefault((own.fingerprint, own.anchor), _AnchorTable(plain, self._budget))
+        table = self._tables.setdefault((own.fingerprint, own.anchor), _AnchorTable(own, self._budget))
         table.add(row)
         self.rows += 1
         if row.kind == "anchor" and row.outline is not None:
