@@ -134,6 +134,8 @@ def test_a_window_made_before_a_steering_hook_refuses_by_name_and_goes_on_withou
     assert not torch.equal(steered.next_token_logits(QUESTION), answer) and counted
     for one in (handle, *handles):
         one.remove()
+    window.append(samples.chunk(backbone, samples.sample(FAMILY, 9)))  # built by the model as it is again
+    window.evict(window.slots[-1])
     assert torch.equal(window.next_token_logits(QUESTION), answer)
     with pytest.raises(IncompatibleChunk, match="make a new window"):
         steered.slide(1)

@@ -97,13 +97,13 @@ class ModelIdentity:
 
     def current(self) -> str:
         """As `Engine.fingerprint`, under the autocast of this thread and the model's mode."""
+        if any(self._trials):
+            self._try_hooks()  # they may have gone
         return self._salted(self._of_files[1] if self._is_as_loaded else self._whole)
 
     def check(self, fingerprint: str) -> None:
         """As `Engine.check`."""
         self._check_unchanged()
-        if self.current() != fingerprint:
-            self._try_hooks()  # they may have gone
         if self.current() != fingerprint:
             raise IncompatibleChunk(
                 f"this is KV of model {fingerprint[:12]}, which is {self.current()[:12]} now (other weights, "
