@@ -28,7 +28,7 @@ from kamera.content.plain import encode
 from kamera.content.prefix import common_prefix
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind, segment_id
 from kamera.content.template import ChatTemplate, Message, media_items
-from kamera.errors import ModalityNotSupported, NotSegmentable, UnsafeText, WindowFull
+from kamera.errors import ModalityNotSupported, UnsafeText, WindowFull
 
 _SLICE = 1 << 14
 """Characters of a long text that are tokenised at once, to see whether it is too long."""
@@ -84,8 +84,8 @@ class Conversations:
         history = template.apply(written, tools, generation=False)
         marked = _find_marks(template, written, tools, text)
         self._check_joints(text, marked, written)
-        media = self._media.process([item for _, item in items])
-        whole, places = self._media.insert(text, media)
+        media = self._media.process([item for _, item in items], text)
+        whole, places = self._media.insert(text, [m.kind for m in media], [m.text for m in media])
         tokens = _Tokens.of(template, whole, special=template.adds_special(text))
         if places and not self._media.tells:
             self._check_whole(text, [item for _, item in items], tokens)
@@ -101,7 +101,7 @@ class Conversations:
 
     def media(self, item: Mapping[str, Any]) -> ProcessedMedia:
         """What the processor makes of a picture or video item of a message, alone in a prompt."""
-        return self._media.process([item])[0]
+        return self._media.alone(item)
 
     def whole(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
@@ -162,11 +162,7 @@ class Conversations:
         """Raise NotSegmentable unless a processor of unknown ways makes these tokens of the whole prompt."""
         made = self._media.prompt(text, items)["input_ids"].reshape(-1).tolist()
         if made != tokens.ids:
-            name = type(self._template.processor).__name__
-            raise NotSegmentable(
-                f"{name} makes other tokens of the whole prompt than of its texts, pictures and clips: send "
-                "this conversation uncached"
-            )
+            raise self._media.other_tokens()
 
     # -- cutting -------------------------------------------------------------------------------
 

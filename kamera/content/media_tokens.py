@@ -20,13 +20,15 @@ from kamera.content.owned import own_item
 from kamera.content.sizing import SIZES, budget_of, check_sizes, size_of, sizes_of
 from kamera.content.template import ChatTemplate
 from kamera.content.video import Clip, load_media
-from kamera.errors import ModalityNotSupported, NotSegmentable, WindowFull
+from kamera.errors import ModalityNotSupported, NotSegmentable, UnreadableMedia, WindowFull
 from kamera.forks import lazy
 from kamera.ops import digest
 
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
 _STAND_INS = ((32, 32), (64, 32), (32, 64), (64, 64))  # width and height of pictures in place of others
 _FRAMES = 2  # of a clip in place of another
+
+_TELL: dict[str, Any] = {"return_text_replacement_offsets": True}
 
 KNOWN = 4096
 """Pictures and clips of which it is remembered what a processor writes for them."""
@@ -115,16 +117,17 @@ class MediaTokens:
         self._lock = forks.Lock()
         self.types: tuple[str, ...] = ()
         """Names of the processor's per-token outputs beside ids and mask, once it was called."""
-        self._stands_alone, self._repeats = cache(self._compare), cache(self._compare_twice)
+        self._others: dict[Any, bool] = {}
+        self._repeats: dict[Any, bool] = {}
         self._stand_in_text = cache(self._write_stand_in)
 
-    def process(self, items: Sequence[Mapping[str, Any]]) -> list[ProcessedMedia]:
-        """The media of items of `media_items`, which are those of one prompt.
+    def process(self, items: Sequence[Mapping[str, Any]], text: str) -> list[ProcessedMedia]:
+        """The media of items of `media_items`, which are those of the rendered prompt ``text``.
 
         Each as the processor makes it alone, if it makes the same of it beside others of these kinds, in this
-        order, of as many sizes; else as it makes it here. Raises UnreadableMedia, ModalityNotSupported, and
-        WindowFull for media of far more tokens than the model was made for, before they are decoded where
-        their sizes tell.
+        order, of as many sizes; else as it makes it here. Raises UnreadableMedia, ModalityNotSupported,
+        NotSegmentable, and WindowFull for media of far more tokens than the model was made for, before they
+        are decoded where their sizes tell.
         """
         owned = list(map(self._own, items))
         keys = list(map(_key, owned))
@@ -134,9 +137,12 @@ class MediaTokens:
             media.append(self._alone(item, key))
             count += media[-1].text.count(self._template.placeholder(media[-1].kind))
             self._check_count(count)
-        if len(media) < 2 or self._stands_alone(_classes([(one.kind, one.size) for one in media])):
-            return media
-        return self._together(owned, media)
+        return self._together(owned, media) if self._are_others_together(owned, media, text) else media
+
+    def alone(self, item: Mapping[str, Any]) -> ProcessedMedia:
+        """One of the media, as the processor makes it alone."""
+        owned = self._own(item)
+        return self._alone(owned, _key(owned))
 
     def pixels(self, one: ProcessedMedia) -> Pixels:
         """The pixels of one of the media that `process` gave, made again if they are not kept."""
@@ -152,35 +158,41 @@ class MediaTokens:
         features = self._template.process(text, *_apart(pixels), special=self._template.adds_special(text))
         return _tensors(features)
 
-    def insert(self, text: str, media: Sequence[ProcessedMedia]) -> tuple[str, list[MediaPlace]]:
-        """A rendered prompt with what the processor writes for each placeholder, and the places of the media.
+    def insert(self, text: str, kinds: Sequence[str], texts: Sequence[str]) -> tuple[str, list[MediaPlace]]:
+        """A rendered prompt with ``texts`` for the placeholders of media of these kinds, and their places.
 
         A processor takes the media of a kind in order, whatever stands between. Raises ModalityNotSupported
         unless the template writes one placeholder for each.
         """
-        if not media:
+        if not kinds:
             return text, []
         words = {self._template.placeholder(kind): kind for kind in self._template.kinds}
-        numbers = {k: iter([n for n, m in enumerate(media) if m.kind == k]) for k in words.values()}
+        numbers = {k: iter([n for n, kind in enumerate(kinds) if kind == k]) for k in words.values()}
         found = [*re.finditer("|".join(map(re.escape, words)), text)]
-        counts = Counter(words[match.group()] for match in found)
-        if counts != Counter(one.kind for one in media):
+        if Counter(words[match.group()] for match in found) != Counter(kinds):
             raise ModalityNotSupported(
-                f"the chat template writes {len(found)} placeholders for {len(media)} pictures and clips: "
+                f"the chat template writes {len(found)} placeholders for {len(kinds)} pictures and clips: "
                 "leave out those that it does not show, or give the processor a template that does"
             )
         pieces, places, end, length = list[str](), list[MediaPlace](), 0, 0
         for match in found:
             number = next(numbers[words[match.group()]])
             start = length + match.start() - end
-            pieces += [text[end : match.start()], media[number].text]
-            end, length = match.end(), start + len(media[number].text)
+            pieces += [text[end : match.start()], texts[number]]
+            end, length = match.end(), start + len(texts[number])
             places.append(MediaPlace(number, match.span(), (start, length)))
         return "".join([*pieces, text[end:]]), places
 
     def stands_beside(self, pixels: Sequence[Any]) -> bool:
         """True if the processor writes these media, all of one chunk, as they are beside others like them."""
-        return self._repeats(_classes([(_kind(one), _size(one)) for one in pixels]))
+        classes = _classes([(_kind(one), _size(one)) for one in pixels])
+        if classes not in self._repeats:
+            try:
+                once, twice = (self._run([_stand_in(*one) for one in classes * n])[0] for n in (1, 2))
+            except UnreadableMedia:  # too small for this processor
+                once, twice = (self._run([*pixels] * n)[0] for n in (1, 2))
+            self._repeats[classes] = "".join(twice) == 2 * "".join(once)
+        return self._repeats[classes]
 
     @lazy
     def tells(self) -> bool:
@@ -257,8 +269,7 @@ class MediaTokens:
     def _run(self, pixels: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
         """One call of the processor for media alone: the text that it writes for each, and its outputs."""
         text = "".join([self._template.placeholder(_kind(one)) for one in pixels])
-        options: dict[str, Any] = {"return_text_replacement_offsets": True} if self.tells else {}
-        features = self._template.process(text, *_apart(pixels), **options)
+        features = self._template.process(text, *_apart(pixels), **(_TELL if self.tells else {}))
         self.types = tuple([name for name in TOKEN_TYPES if name in features])
         replacements = features.pop("text_replacement_offsets", None)
         if replacements is not None:
@@ -272,17 +283,38 @@ class MediaTokens:
             )
         return [text], features
 
-    def _compare(self, classes: tuple[tuple[str, int], ...]) -> bool:
-        """True if the processor writes the same for media of these kinds and sizes together as for each.
+    def _are_others_together(
+        self, items: Sequence[Mapping[str, Any]], media: Sequence[ProcessedMedia], text: str
+    ) -> bool:
+        """True if the processor writes other text for such media in one prompt than for each alone.
 
-        Small ones stand in for them: what is written depends on their kinds, number and sizes.
+        Small ones stand in for them, in the prompt itself: what is written depends on kinds, order, number
+        and sizes. It is asked once for each. Raises NotSegmentable unless the tokens, and their types, are
+        those of the prompt with what is written for each.
         """
-        together, _ = self._run([_stand_in(*one) for one in classes])
-        return "".join(together) == "".join(map(self._stand_in_text, classes))
-
-    def _compare_twice(self, classes: tuple[tuple[str, int], ...]) -> bool:
-        once, twice = (self._run([_stand_in(*one) for one in classes * n])[0] for n in (1, 2))
-        return "".join(twice) == 2 * "".join(once)
+        kinds = [one.kind for one in media]
+        _, places = self.insert(text, kinds, [""] * len(kinds))
+        classes = _classes([(one.kind, one.size) for one in media])
+        key = classes, tuple([place.number for place in places])
+        if not self.tells or not media:
+            return False
+        if key not in self._others:
+            template, special = self._template, self._template.adds_special(text)
+            try:
+                pixels, alone = [_stand_in(*one) for one in classes], [*map(self._stand_in_text, classes)]
+            except UnreadableMedia:  # too small for this processor
+                pixels, alone = list(map(self._load, items)), [one.text for one in media]
+            features = template.process(text, *_apart(pixels), special=special, **_TELL)
+            told = [one["replacement"] for one in features["text_replacement_offsets"][0]]
+            told_of = dict(zip([place.number for place in places], told, strict=True))
+            texts = [told_of[number] for number in range(len(media))]
+            ids = template.ids(self.insert(text, kinds, texts)[0], special=special)
+            types = template.token_types(ids, self.types)
+            for name, own in {"input_ids": ids, **types}.items():
+                if torch.as_tensor(features[name]).reshape(-1).tolist() != own:
+                    raise self.other_tokens()
+            self._others[key] = texts != alone
+        return self._others[key]
 
     def _write_stand_in(self, one: tuple[str, int]) -> str:
         ((text,), _) = self._run([_stand_in(*one)])
@@ -314,6 +346,14 @@ class MediaTokens:
             made = Pixels(own, _picture(pixel))
             out.append(replace(one, digest=name, text=text, made=made))
         return out
+
+    def other_tokens(self) -> NotSegmentable:
+        """The refusal of a prompt whose tokens are not those of its parts."""
+        name = type(self._template.processor).__name__
+        return NotSegmentable(
+            f"{name} makes other tokens of the whole prompt than of its texts, pictures and clips: send "
+            "this conversation uncached"
+        )
 
     def _no_parts(self, count: int) -> NotSegmentable:
         name = type(self._template.processor).__name__

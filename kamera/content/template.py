@@ -211,7 +211,7 @@ class ChatTemplate:
             raise ModalityNotSupported(f"the processor needs a package for {quote(text)}: {error}") from None
         except KameraError:
             raise
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise UnreadableMedia(f"the processor refuses {quote(text)}: {first_line(error)}") from error
         return dict(outputs)
 

@@ -12,7 +12,14 @@ import torch
 from kamera.content import Conversations, Rendered
 from kamera.edits import difference
 from kamera.engines.hf import HfEngine
-from kamera.errors import ModalityNotSupported, ProcessorRequired, UnreadableMedia, UnsafeText, WindowFull
+from kamera.errors import (
+    ModalityNotSupported,
+    NotSegmentable,
+    ProcessorRequired,
+    UnreadableMedia,
+    UnsafeText,
+    WindowFull,
+)
 from tests.content import templates
 from tests.content.habits import BEGIN, END, HABITS, ITEMS
 from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
@@ -332,6 +339,20 @@ def test_an_entry_that_the_template_reads_spells_no_token():
     for refused in (Conversations(processor).render, engine.chunk):
         with pytest.raises(UnsafeText, match="spells a special token"):
             refused([{"role": "user", "content": [shown]}])
+
+
+class _Adding(processors.PictureProcessor):
+    """Writes something of its own behind a prompt."""
+
+    def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
+        return super().__call__(images=images, text=[f"{one}." for one in text], **options)
+
+
+def test_a_processor_that_writes_more_than_its_media_is_refused_by_name():
+    made = processors.picture_processor()
+    processor = _Adding(made.image_processor, made.tokenizer, chat_template=made.chat_template)
+    with pytest.raises(NotSegmentable, match="makes other tokens of the whole prompt than of its texts"):
+        Conversations(processor).render(screens(1))
 
 
 # -- what a history costs --------------------------------------------------------------------------

@@ -34,6 +34,12 @@ _TEXTS = (
     "x" * 300,
     "15 C",
 )
+FORMS = {
+    "shows strings alone": ("string",),
+    **dict.fromkeys(("smolvlm", "idefics3", "llava_onevision"), ("parts",)),
+}
+"""Of templates that drop texts of the other form."""
+
 LONGEST = 9
 """Messages of a history, at most."""
 
@@ -59,7 +65,7 @@ class Turns:
         self.session = ChatSession(self.engine, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
         self.history: Messages = [{"role": "user", "content": self._content(shows=False)}]
         if draw.random() < 0.4:
-            self.history.insert(0, {"role": "system", "content": "You watch.\n"})
+            self.history.insert(0, {"role": "system", "content": self._content(shows=False)})
 
     def next(self) -> str:
         """Edit the history, ask behind it, and say how it went, as `matrix.verdict` does."""
@@ -94,7 +100,8 @@ class Turns:
 
     def _content(self, *, shows: bool) -> Any:
         text = self.draw.choice(_TEXTS)
-        if self.draw.random() < 0.5:
+        forms = FORMS.get(self.name, ("string", "parts"))
+        if self.draw.choice(forms) == "string":
             return text or "x"
         parts: list[Any] = [{"type": "text", "text": text or "y"}]
         for _ in range(self.draw.choice((0, 1, 1, 2)) if shows else 0):

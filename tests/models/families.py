@@ -2,9 +2,8 @@
 
 Each has a byte-level tokenizer with its family's special tokens, a chat template in its family's manner, and
 the stock classes of transformers. `build` makes one anew, `engine` shares one. Video processors need
-torchvision: without it some families take pictures alone (as Kamera's own loader builds them), the others are
-left out (`families`). `whole_prompt` and `plain_logits` are the reference: transformers over the whole
-history, nothing of Kamera in it.
+torchvision: without it a processor takes pictures alone, as Kamera's own loader builds it. `whole_prompt` and
+`plain_logits` are the reference: transformers over the whole history, nothing of Kamera in it.
 """
 
 from __future__ import annotations
@@ -200,6 +199,15 @@ def _pictures(kind: str, name: str, **options: Any) -> Any:
     return _class(f"{kind}.image_processing_pil_{kind}", f"{name}ImageProcessorPil")(**options)
 
 
+def _processor(stock: str, clips: tuple[str, dict[str, Any]], pictures: Any, words: Any, **more: Any) -> Any:
+    """A stock processor, with a part for ``clips`` of this class and options where torchvision is."""
+    kind, (video, options) = getattr(transformers, stock), clips
+    parts = {"image_processor": pictures, "tokenizer": words, "chat_template": words.chat_template, **more}
+    if not TORCHVISION:
+        return image_only(kind)(**parts)
+    return kind(video_processor=getattr(transformers, video)(**options), **parts)
+
+
 def _model(name: str, words: PreTrainedTokenizerFast, tokens: Tokens, **more: Any) -> nn.Module:
     """The tiny model of a family, with the ids of a tokenizer; ``tokens`` by their names in the config."""
     model = tiny.build(name)
@@ -231,12 +239,9 @@ def _qwen(name: str, stock: str, clips: str) -> tuple[nn.Module, Any]:
     template = chatml(*[f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")])
     words = tokenizer([*_CHAT, *_QWEN.values()], template, **_QWEN)
     pictures = _pictures("qwen2_vl", "Qwen2VL", **_PATCHES, temporal_patch_size=2, size=_SIZE)
-    kind: Any = getattr(transformers, stock)
-    if TORCHVISION:
-        videos = getattr(transformers, clips)(**_PATCHES, temporal_patch_size=2, size=_FRAMES)
-        processor = kind(pictures, words, videos, chat_template=template)
-    else:
-        processor = image_only(kind)(pictures, words, chat_template=template)
+    processor = _processor(
+        stock, (clips, {**_PATCHES, "temporal_patch_size": 2, "size": _FRAMES}), pictures, words
+    )
     return _model(name, words, {f"{entry}_id": token for entry, token in _QWEN.items()}), processor
 
 
@@ -267,13 +272,10 @@ def _omni(name: str, stock: str) -> tuple[nn.Module, Any]:
     }
     template = chatml(*[f"<|vision_bos|><|{kind}|><|vision_eos|>" for kind in ("IMAGE", "VIDEO")])
     words = tokenizer([*_CHAT, *named.values()], template, **named)
-    processor = getattr(transformers, stock)(
-        image_processor=_pictures("qwen2_vl", "Qwen2VL", **_PATCHES, temporal_patch_size=2, size=_SIZE),
-        video_processor=transformers.Qwen2VLVideoProcessor(**_PATCHES, temporal_patch_size=2, size=_FRAMES),
-        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=8),
-        tokenizer=words,
-        chat_template=template,
-    )
+    pictures = _pictures("qwen2_vl", "Qwen2VL", **_PATCHES, temporal_patch_size=2, size=_SIZE)
+    clips = "Qwen2VLVideoProcessor", {**_PATCHES, "temporal_patch_size": 2, "size": _FRAMES}
+    ears = transformers.WhisperFeatureExtractor(feature_size=8)
+    processor = _processor(stock, clips, pictures, words, feature_extractor=ears)
     processor.videos_kwargs = {"size": _FRAMES}  # else its own smallest clip has 3,000 tokens
     kinds = {kind: f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")}
     ids = {f"{kind}_token_{end}": token for kind, token in kinds.items() for end in ("id", "index")}
@@ -282,12 +284,12 @@ def _omni(name: str, stock: str) -> tuple[nn.Module, Any]:
     return _model(name, words, ids), processor
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def qwen2_5_omni() -> tuple[nn.Module, Any]:
     return _omni("qwen2_5_omni", "Qwen2_5OmniProcessor")
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def qwen3_omni() -> tuple[nn.Module, Any]:
     return _omni("qwen3_omni", "Qwen3OmniMoeProcessor")
 
@@ -302,26 +304,23 @@ def _glm(name: str, stock: str) -> tuple[nn.Module, Any]:
     }
     wrapped = [f"<|begin_of_{kind}|><|{kind}|><|end_of_{kind}|>" for kind in ("image", "video")]
     words = tokenizer([*_CHAT, *special.values(), *wrappers.values()], chatml(*wrapped), **special)
-    processor = getattr(transformers, f"{stock}Processor")(
-        _pictures(name, stock, **_PATCHES, temporal_patch_size=2, size=_SIZE),
-        words,
-        getattr(transformers, f"{stock}VideoProcessor")(**_PATCHES, temporal_patch_size=2, size=_FRAMES),
-        chat_template=words.chat_template,
-    )
+    pictures = _pictures(name, stock, **_PATCHES, temporal_patch_size=2, size=_SIZE)
+    clips = f"{stock}VideoProcessor", {**_PATCHES, "temporal_patch_size": 2, "size": _FRAMES}
+    processor = _processor(f"{stock}Processor", clips, pictures, words)
     return _model(name, words, {f"{entry}_id": t for entry, t in {**special, **wrappers}.items()}), processor
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def glm4v() -> tuple[nn.Module, Any]:
     return _glm("glm4v", "Glm4v")
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def glm46v() -> tuple[nn.Module, Any]:
     return _glm("glm46v", "Glm46V")
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def ernie() -> tuple[nn.Module, Any]:
     """Pictures have numbers; wrappers of pictures are routed to the experts of vision."""
     kinds = {
@@ -341,13 +340,9 @@ def ernie() -> tuple[nn.Module, Any]:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     words = tokenizer([*_CHAT, *kinds.values()], template, **kinds)
-    videos = transformers.Ernie4_5_VLMoeVideoProcessor(**_PATCHES, size=_FRAMES, draw_on_frames=False)
-    processor = transformers.Ernie4_5_VLMoeProcessor(
-        _pictures("ernie4_5_vl_moe", "Ernie4_5_VLMoe", **_PATCHES, size=_SIZE),
-        words,
-        videos,
-        chat_template=template,
-    )
+    pictures = _pictures("ernie4_5_vl_moe", "Ernie4_5_VLMoe", **_PATCHES, size=_SIZE)
+    clips = "Ernie4_5_VLMoeVideoProcessor", {**_PATCHES, "size": _FRAMES, "draw_on_frames": False}
+    processor = _processor("Ernie4_5_VLMoeProcessor", clips, pictures, words)
     return _model("ernie", words, {f"{entry}_id": token for entry, token in kinds.items()}), processor
 
 
@@ -381,7 +376,7 @@ def gemma3() -> tuple[nn.Module, Any]:
     return _model("gemma3", words, ids, mm_tokens_per_image=4), processor
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def gemma4_vl() -> tuple[nn.Module, Any]:
     named = {
         "boi_token": "<|image>",
@@ -395,12 +390,12 @@ def gemma4_vl() -> tuple[nn.Module, Any]:
     special = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", *named.values(), "<|video|>"]
     words = tokenizer(special, template, eos="<end_of_turn>", begins=True, **named)
     options: dict[str, Any] = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}
-    processor = transformers.Gemma4Processor(
-        transformers.Gemma4AudioFeatureExtractor(),
+    processor = _processor(
+        "Gemma4Processor",
+        ("Gemma4VideoProcessor", options),
         _pictures("gemma4", "Gemma4", **options),
         words,
-        transformers.Gemma4VideoProcessor(**options),
-        chat_template=template,
+        feature_extractor=transformers.Gemma4AudioFeatureExtractor(),
         image_seq_length=16,
     )
     ids = {f"{kind}_token_id": f"<|{kind}|>" for kind in ("image", "audio", "video")}
@@ -436,15 +431,15 @@ def _smol(name: str) -> tuple[nn.Module, Any]:
     sizes = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}
     if name == "smolvlm":
         small = {"size": {"longest_edge": 16}, "max_image_size": {"longest_edge": 16}}
-        parts = [_pictures(name, "SmolVLM", **sizes), words, transformers.SmolVLMVideoProcessor(**small)]
-        processor = transformers.SmolVLMProcessor(*parts, image_seq_len=4, chat_template=template)
+        clips, pictures = ("SmolVLMVideoProcessor", small), _pictures(name, "SmolVLM", **sizes)
+        processor = _processor("SmolVLMProcessor", clips, pictures, words, image_seq_len=4)
     else:
         pictures = _pictures(name, "Idefics3", **sizes)
         processor = transformers.Idefics3Processor(pictures, words, image_seq_len=4, chat_template=template)
     return _model(name, words, {"image_token_id": "<image>"}), processor
 
 
-@_family("clips", "torchvision", "num2words")
+@_family("clips", "num2words")
 def smolvlm() -> tuple[nn.Module, Any]:
     return _smol("smolvlm")
 
@@ -454,7 +449,7 @@ def idefics3() -> tuple[nn.Module, Any]:
     return _smol("idefics3")
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def internvl() -> tuple[nn.Module, Any]:
     """A clip's frames are pictures with words between them."""
     named = {
@@ -465,13 +460,10 @@ def internvl() -> tuple[nn.Module, Any]:
     }
     template = chatml("<IMG_CONTEXT>\n", "<video>\n")
     words = tokenizer([*_CHAT, *named.values()], template, **named)
-    processor = transformers.InternVLProcessor(
-        _pictures("got_ocr2", "GotOcr2", size=_SQUARE, crop_to_patches=True, min_patches=1, max_patches=4),
-        words,
-        transformers.InternVLVideoProcessor(size=_SQUARE),
-        image_seq_length=4,
-        chat_template=template,
-    )
+    tiles = {"crop_to_patches": True, "min_patches": 1, "max_patches": 4}
+    pictures = _pictures("got_ocr2", "GotOcr2", size=_SQUARE, **tiles)
+    clips = "InternVLVideoProcessor", {"size": _SQUARE}
+    processor = _processor("InternVLProcessor", clips, pictures, words, image_seq_length=4)
     return _model("internvl", words, {"image_token_id": "<IMG_CONTEXT>"}), processor
 
 
@@ -495,16 +487,13 @@ def mistral3() -> tuple[nn.Module, Any]:
     return _model("mistral3", words, ids, spatial_merge_size=2), processor
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def video_llama_3() -> tuple[nn.Module, Any]:
     named = {kind: _QWEN[kind] for kind in ("image_token", "video_token")}
     words = tokenizer([*_CHAT, *named.values()], chatml(*named.values()), **named)
-    processor = transformers.VideoLlama3Processor(
-        _pictures("video_llama_3", "VideoLlama3", **_PATCHES, size=_SIZE),
-        words,
-        transformers.VideoLlama3VideoProcessor(**_PATCHES, size=_FRAMES),
-        chat_template=words.chat_template,
-    )
+    pictures = _pictures("video_llama_3", "VideoLlama3", **_PATCHES, size=_SIZE)
+    clips = "VideoLlama3VideoProcessor", {**_PATCHES, "size": _FRAMES}
+    processor = _processor("VideoLlama3Processor", clips, pictures, words)
     return _model("video_llama_3", words, {f"{kind}_id": token for kind, token in named.items()}), processor
 
 
@@ -548,7 +537,7 @@ def llava() -> tuple[nn.Module, Any]:
     return _model("llava", words, {f"image_token_{end}": "<image>" for end in ("id", "index")}), processor
 
 
-@_family("clips", "torchvision")
+@_family("clips")
 def llava_onevision() -> tuple[nn.Module, Any]:
     """One picture is cut into tiles, several in a prompt are not; the template writes media before text."""
     named = {"image_token": "<image>", "video_token": "<video>"}
@@ -562,13 +551,14 @@ def llava_onevision() -> tuple[nn.Module, Any]:
     )
     words = tokenizer([*_CHAT, *named.values()], template, **named)
     tiles = [[16, 16], [16, 32], [32, 16], [32, 32]]
-    processor = transformers.LlavaOnevisionProcessor(
-        _pictures("llava_onevision", "LlavaOnevision", size=_SQUARE, image_grid_pinpoints=tiles),
+    pictures = _pictures("llava_onevision", "LlavaOnevision", size=_SQUARE, image_grid_pinpoints=tiles)
+    processor = _processor(
+        "LlavaOnevisionProcessor",
+        ("LlavaOnevisionVideoProcessor", {"size": _SQUARE}),
+        pictures,
         words,
-        transformers.LlavaOnevisionVideoProcessor(size=_SQUARE),
         num_image_tokens=16,
         vision_feature_select_strategy="full",
-        chat_template=template,
     )
     ids = {f"{kind}_token_index": f"<{kind}>" for kind in ("image", "video")}
     return _model("llava_onevision", words, ids, image_grid_pinpoints=tiles), processor
