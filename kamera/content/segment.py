@@ -13,6 +13,7 @@ import torch
 
 from kamera.content.media_tokens import ProcessedMedia
 from kamera.content.prefix import common_prefix
+from kamera.forks import lazy
 from kamera.ops import digest
 
 SegmentKind = Literal["text", "image", "video"]
@@ -134,10 +135,9 @@ class Rendered:
             if inner is not None:
                 extents += pairwise([start, *[start + border for border in inner], stop])
             elif start < same:
+                first, last = before._segments_in((start, min(stop, same)))
                 extents += [
-                    (s.start, s.stop)
-                    for s in before.segments
-                    if start <= s.start and s.stop <= min(stop, same)
+                    (s.start, s.stop) for s in before.segments[first:last] if s.stop <= min(stop, same)
                 ]
         return self.recut(extents)
 
@@ -161,9 +161,12 @@ class Rendered:
     # -- inside --------------------------------------------------------------------------------
 
     def _segments_in(self, text: Extent) -> tuple[int, int]:
-        """The segments of a text, as indices [first, last + 1)."""
-        starts = [s.start for s in self.segments]
-        return bisect_left(starts, text[0]), bisect_left(starts, text[1])
+        """The segments that begin in a text, as indices [first, last + 1)."""
+        return bisect_left(self._starts, text[0]), bisect_left(self._starts, text[1])
+
+    @lazy
+    def _starts(self) -> list[int]:
+        return [segment.start for segment in self.segments]
 
     def _text_id(self, text: Extent) -> str:
         """The id of a text as one segment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -309,4 +310,6 @@ def run(front: Front, on: socket.socket, say: Callable[[Notice], None] = print_n
     """Serve until the process is told to end; ``say`` as for `server_of`."""
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops at them, and sends them once more then
         signal.signal(number, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()  # what is loaded lives as long as the process: no collection stops a request to look at it
     server_of(front, on, say).run(sockets=[on])
