@@ -175,7 +175,7 @@ def wheel(tmp_path_factory) -> Path:
 
 def test_the_wheel_is_the_product_with_one_backbone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {"kamera", "kamera-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"kamera", "kamera_kv-0.1.0.dist-info"}
     assert [n for n in names if ".safetensors" in n] == ["kamera/testbed/weights/gqa/model.safetensors.xz"]
     assert {
         "kamera/py.typed",

@@ -106,6 +106,20 @@ def test_the_blocks_of_a_page_run_one_after_another_and_print_what_it_says(page,
                 _compiled(block.text, page, block.line)
 
 
+def test_whatever_names_the_distribution_names_ours():
+    """On the package index ``kamera`` is somebody else's."""
+    settings = (TOP / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'^name = "(.*)"$', settings, re.MULTILINE)[0] == "kamera-kv"
+    folders = ("kamera", "benchmarks", "examples", "docs", ".ci")
+    files = [path for folder in folders for path in (TOP / folder).rglob("*")]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".md")}
+    texts |= {path: path.read_text(encoding="utf-8") for path in [TOP / "pyproject.toml", *TOP.glob("*.md")]}
+    assert sum("kamera-kv" in text for text in texts.values()) > 10
+    installed = r"pip install[^\n&`]*[ '\"/]kamera(?=[ '\"`\[=<>~]|$)"
+    foreign = re.compile(installed + r"|['\"`/]kamera\[[a-z{][a-z0-9,}]*\]['\"`]", re.MULTILINE)
+    assert [(str(path), found[0]) for path, text in texts.items() if (found := foreign.search(text))] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_the_shell_understands_every_block_of_a_page(page):
     for block in blocks(page):

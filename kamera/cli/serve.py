@@ -70,7 +70,7 @@ def serve(
         from kamera import serve as serving
     except ImportError:
         raise ValueError(
-            "kamera serve needs starlette, uvicorn and sse-starlette: pip install 'kamera[serve]'"
+            "kamera serve needs starlette, uvicorn and sse-starlette: pip install 'kamera-kv[serve]'"
         ) from None
 
     limits = serving.Limits(body=max_body, messages=max_messages, pixels=max_pixels)

@@ -62,7 +62,7 @@ def run_on_ray(
     try:
         import ray
     except ImportError as error:
-        raise ValueError(f"workers need Ray ({error}): pip install 'kamera[ray]'") from None
+        raise ValueError(f"workers need Ray ({error}): pip install 'kamera-kv[ray]'") from None
     plan = replace(plan, windows=plan.windows[: settings.limit])
     arguments = (load, store, replace(settings, limit=None), torch.get_num_threads())
     kind = "GPU" if gpu else "CPU"

@@ -1,6 +1,6 @@
 """A server whose conversations keep their caches: OpenAI's and Anthropic's APIs in front of sessions.
 
-It needs ``pip install 'kamera[serve]'``.
+It needs ``pip install 'kamera-kv[serve]'``.
 """
 
 from kamera.serve.app import Front, Notice, run, server_of

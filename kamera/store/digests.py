@@ -30,6 +30,6 @@ def hasher_of(name: str) -> Callable[[], Hasher]:
         try:
             from blake3 import blake3
         except ImportError:
-            raise StoreError('blake3 digests need the blake3 package: pip install "kamera[blake3]"') from None
+            raise StoreError('blake3 digests need a package: pip install "kamera-kv[blake3]"') from None
         return blake3
     raise ValueError(f"digest {quote(name)} is none of {', '.join(DIGESTS)}")

@@ -82,14 +82,14 @@ class Metrics(Counters):
     """Counters in a Prometheus registry (default: the global one). Safe to use from several threads.
 
     One may be given to several stores; their tiers are asked at each scrape. Raises `StoreError` without
-    ``prometheus-client`` (``kamera[metrics]``), `ValueError` for a registry that has Kamera's already.
+    ``prometheus-client`` (``kamera-kv[metrics]``), `ValueError` for a registry that has Kamera's already.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         try:
             import prometheus_client as prometheus
         except ImportError:
-            raise StoreError("metrics need prometheus-client: pip install 'kamera[metrics]'") from None
+            raise StoreError("metrics need prometheus-client: pip install 'kamera-kv[metrics]'") from None
         self._lock = threading.Lock()
         self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._sums = {name: prometheus.Counter(name, *texts, registry=None) for name, texts in _SUMS.items()}

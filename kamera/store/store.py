@@ -114,7 +114,7 @@ class ChunkStore:
         bytes or more) the tenant's objects have names and digests that nobody else can make, in a
         directory of their own; ``keys`` (32 bytes each, the one to write with first) encrypt them:
         `docs/security.md`. ``digest`` is the hash by which written objects are verified: those under
-        ``"blake3"`` are read at three times the speed, wherever ``kamera[blake3]`` is installed.
+        ``"blake3"`` are read at three times the speed, wherever ``kamera-kv[blake3]`` is installed.
         ``kv`` is the form in which windows on this store keep canonicals: in codes of 8 or 4 bits they
         take a half or a third of their bf16 bytes, and are never served as ``exact``
         (docs/store-format.md). ``metrics`` counts the outcomes of look-ups for Prometheus

@@ -26,7 +26,7 @@ SETTINGS = Settings(rank=4)
 def needs_ray(test):
     """Ray takes seconds to start."""
     there = importlib.util.find_spec("ray") is not None
-    return pytest.mark.slow(pytest.mark.skipif(not there, reason="needs kamera[ray]")(test))
+    return pytest.mark.slow(pytest.mark.skipif(not there, reason="needs kamera-kv[ray]")(test))
 
 
 def plan_of(folder: Path) -> Path:

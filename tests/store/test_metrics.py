@@ -276,4 +276,4 @@ def test_a_store_without_metrics_needs_no_prometheus(tmp_path) -> None:
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "StoreError metrics need prometheus-client: pip install 'kamera[metrics]'\n"
+    assert done.stdout == "StoreError metrics need prometheus-client: pip install 'kamera-kv[metrics]'\n"

@@ -69,7 +69,7 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise TaskDataError(f"{path}: reading parquet needs pyarrow: pip install 'kamera[eval]'") from None
+        raise TaskDataError(f"{path}: reading parquet needs pyarrow: pip install 'kamera-kv[eval]'") from None
     try:
         with ParquetFile(path) as file:
             missing = sorted(set(columns) - set(file.schema_arrow.names))

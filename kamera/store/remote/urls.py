@@ -77,7 +77,7 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
     except ImportError as error:
         extra = "mooncake" if scheme == _MOONCAKE else "remote"
         raise StoreError(
-            f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera[{extra}]'"
+            f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera-kv[{extra}]'"
         ) from error
     except KameraError:
         raise

@@ -27,7 +27,7 @@ try:
 
     from kamera.store.seal.frames import LENGTH, SALT, Cipher, Plaintext, Preamble
 except ImportError as error:
-    raise StoreError('encryption needs the cryptography package: pip install "kamera[encryption]"') from error
+    raise StoreError('encryption needs a package: pip install "kamera-kv[encryption]"') from error
 
 KEY_BYTES = 32
 

@@ -13,7 +13,7 @@ import pytest
 @contextmanager
 def chromium() -> Iterator[Any]:
     """This machine's Chromium, driven by Playwright; without one of the two the test is skipped."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (kamera[test])")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (kamera-kv[test])")
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")

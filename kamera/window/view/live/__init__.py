@@ -1,4 +1,4 @@
-"""The page of lives that go on, its server-sent events, and a server of both (`kamera[serve]`)."""
+"""The page of lives that go on, its server-sent events, and a server of both (`kamera-kv[serve]`)."""
 
 from __future__ import annotations
 
