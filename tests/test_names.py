@@ -23,7 +23,7 @@ ELSEWHERE = {
     *("AutoProcessor", "LLM", "Request.update_block_hashes", "cryptography", "flock"),
     *("ChatOpenAI", "OpenAIServerModel", "H", "B", "Bₖ", "increase"),
     *("listener", "policy"),  # what a caller gives, called
-    *("kamera.guarantee", "kamera.session_id"),  # of a recipe's extras, and of a request's body
+    *("kamera.dropped", "kamera.guarantee", "kamera.session_id"),  # of answers, recipes' extras, requests
 }
 """Names of other libraries, of callers, of JSON and of mathematics."""
 

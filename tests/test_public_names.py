@@ -8,6 +8,7 @@ NAMES = {
     *("Backbone", "Certificate", "ChatSession", "Chunk", "ChunkStore", "Clip", "Directive", "KameraError"),
     *(
         "KameraWindow",
+        "MediaLimits",
         "Patch",
         "Report",
         "ReusePolicy",

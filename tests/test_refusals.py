@@ -90,6 +90,7 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "backbone": lambda v: KameraWindow(v, ChunkStore.open("memory://")),
     "store": lambda v: KameraWindow(seeing(), v),
     "model": HfEngine,
+    "model name": Backbone.from_pretrained,
     "dtype": lambda v: Backbone.from_pretrained("/no/such", dtype=v).engine,
     "device": lambda v: Backbone.from_pretrained("/no/such", device=v).engine,
     "send": lambda v: session(speaking("headers")).send([v]),
@@ -98,6 +99,9 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "send content": lambda v: session(seeing()).send([{"role": "user", "content": [v]}]),
     "send item": lambda v: session(seeing()).send(
         [{"role": "user", "content": [{"type": "image", "image": v}]}]
+    ),
+    "send clip": lambda v: session(seeing()).send(
+        [{"role": "user", "content": [{"type": "video", "video": v}]}]
     ),
     "send part": lambda v: session(seeing()).send(
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": v}}]}]

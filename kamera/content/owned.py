@@ -72,7 +72,7 @@ def _own(source: Any, kind: str, item: Mapping[str, Any], limits: MediaLimits) -
         return Medium(kind, bytes_of(source, limits))
     if isinstance(source, str | os.PathLike):
         path = local_path(source, kind)
-        if kind == "image" or not path.is_file() or path.stat().st_size <= limits.file:
+        if kind == "image" or not os.path.isfile(path) or path.stat().st_size <= limits.file:
             return Medium(kind, read_file(path, kind, limits), quote(path))
     if kind == "image":
         return Medium(kind, load_image(source, limits=limits))

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import numbers
+import os
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -195,7 +196,7 @@ def _read(
     else:
         file = local_path(source, "video")
         name = quote(file)
-        if not file.is_file():
+        if not os.path.isfile(file):  # of a name too long for a file Path.is_file raises
             raise UnreadableMedia(f"no video at {name}: give an existing file")
     try:
         opened = _Animation(file, name) if moves(file) else _Stream(file, name)

@@ -75,10 +75,13 @@ class PictureTalker:
         return self.tokenizer.apply_chat_template(messages, **options)
 
     def __call__(
-        self, *, text: Sequence[str], images: Sequence[Image.Image] = (), **_: Any
+        self, *, text: Sequence[str], images: Sequence[Sequence[Image.Image]] = (), **_: Any
     ) -> Mapping[str, torch.Tensor]:
-        """Token ids ``[1, tokens]`` with every placeholder expanded, and the model's inputs."""
-        given = [self.image_processor.sample(image) for image in images]
+        """Token ids ``[1, tokens]`` with every placeholder expanded, and the model's inputs.
+
+        ``images`` are those of each text, as a real processor's template method hands them.
+        """
+        given = [self.image_processor.sample(image) for of_text in images for image in of_text]
         pieces = text[0].split(self.image_token)
         counts = [int((one.input_ids == tiny.IMAGE).sum()) for one in given]
         ids = self.tokenizer(pieces[0], add_special_tokens=False)["input_ids"]

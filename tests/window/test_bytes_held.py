@@ -96,15 +96,21 @@ def test_a_window_holds_little_more_than_a_plain_cache(tokens, capsys):
     assert max(shares.values()) <= MOST
 
 
+def tensors() -> list[torch.Tensor]:
+    """All tensors in this process."""
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+
+
 def storages() -> dict[int, int]:
     """Bytes of all tensors in this process, each block once."""
-    gc.collect()
-    blocks = [t.untyped_storage() for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+    blocks = [each.untyped_storage() for each in tensors()]
     return {block.data_ptr(): block.nbytes() for block in blocks}
 
 
 def test_the_memory_that_is_told_is_what_tensors_hold():
-    backbone = engine.__wrapped__()  # nobody else's later work
+    others = tensors()  # held here, so that no thread of theirs gives them back meanwhile
+    backbone = engine.__wrapped__()
     window = filled(700, backbone=backbone)
     window.generate("what?", max_new_tokens=20, do_sample=False)
     window.flush()
@@ -114,7 +120,7 @@ def test_the_memory_that_is_told_is_what_tensors_hold():
     without = storages()
     freed = sum(n for block, n in with_window.items() if block not in without)
     assert told == pytest.approx(freed, rel=0.005)
-    assert store and backbone
+    assert store and backbone and others is not None
 
 
 def test_two_hundred_short_turns_copy_each_token_a_bounded_number_of_times():

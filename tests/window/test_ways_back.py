@@ -287,7 +287,7 @@ def plain_logits(backbone: HfEngine, messages: list[dict]) -> torch.Tensor:
     text = backbone.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     pictures = [item["image"] for item in media_items(messages)]
     if pictures:
-        made = backbone.processor(text=[text], images=pictures)
+        made = backbone.processor(text=[text], images=[pictures])
     else:
         made = backbone.processor(text, return_tensors="pt", add_special_tokens=False)
     ids = made["input_ids"]
