@@ -84,7 +84,7 @@ def measure_arms(
     for arm in served:
         losses = _losses(reference, _judged(reader, asked, kept, arm.sources))
         row = {"table": table, "arm": arm.name, "whole": arm.whole}
-        row |= {"size": round(arm.size, 4), "ran": round(arm.ran, 3)}
+        row["size"] = round(arm.size, 4)
         rows.append(row | {f"{key} {name}": v for name, loss in losses for key, v in loss.items()})
     return rows
 
@@ -139,7 +139,7 @@ def arm_rows(rows: Sequence[Row], table: str) -> Iterator[Row]:
     for name, some in found.items():
         blind = found["blind, all" if some[0]["whole"] else "blind"]
         out: Row = {"arm": name, "n": len(some)}
-        out |= {key: _plain_mean(row[key] for row in some) for key in ("size", "ran")}
+        out["size"] = _plain_mean(row["size"] for row in some)
         for kind in ("text", "answer"):
             out |= {f"{key} {kind}": value for key, value in _estimates(some, blind, f" {kind}").items()}
         yield out

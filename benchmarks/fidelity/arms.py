@@ -1,4 +1,4 @@
-"""One chunk behind three others, served in every way there is: the KV, its bytes, and the tokens run."""
+"""One chunk behind three others, served in every way there is: the KV and its bytes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ import torch
 
 from benchmarks.fidelity.reader import Reader, Source
 from kamera.ops import (
-    KV,
-    Completion,
     Deltas,
-    Design,
     Patch,
     compress,
     kv_bytes,
-    kv_tokens,
     mean_deficit,
     patch_of,
-    relocate_kv,
-    token_kernel,
 )
 
 RANKS = (4, 8, 16, 32, 64)
 SHARES = (0.03, 0.06, 0.12, 0.25)
 """Bytes of a patch, as shares of the chunk's KV in bf16: the bytes do not depend on the dtype it runs in."""
 
-SAMPLE = 0.25
-FIRST = 16
-GROUPS = ("patch", "orbit", "stay", "tokens")
-"""Patches; orbit patches; what others left, or was formed behind some of them; and token-axis repairs."""
+GROUPS = ("patch", "orbit", "stay")
+"""Patches; orbit patches; and what others left, or was formed behind some of them."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +40,13 @@ class Arm:
     """A way to serve the four chunks: ``sources`` in order.
 
     ``whole``: all behind the lead are served so, not the last one alone. ``size`` is what is stored of the
-    last chunk beyond its KV, as a share of that in bf16; ``ran`` the share of its tokens that run before an
-    answer.
+    last chunk beyond its KV, as a share of that in bf16.
     """
 
     name: str
     sources: tuple[Source, ...]
     whole: bool = False
     size: float = 0.0
-    ran: float = 0.0
 
 
 def arms(reader: Reader, passages: Passages, groups: Sequence[str] = GROUPS) -> Iterator[Arm]:
@@ -66,13 +56,13 @@ def arms(reader: Reader, passages: Passages, groups: Sequence[str] = GROUPS) -> 
     front, own = true[:-1], alone[-1]
     half = kv_bytes(own.kv) * 2 // next(iter(own.kv.parts[0].values())).itemsize  # bytes in bf16
 
-    def last(name: str, source: Source, size: float = 0.0, ran: float = 0.0) -> Arm:
-        return Arm(name, (*front, source), size=size, ran=ran)
+    def last(name: str, source: Source, size: float = 0.0) -> Arm:
+        return Arm(name, (*front, source), size=size)
 
     def patched(name: str, patch: Patch) -> Arm:
         return last(name, own._replace(patch=patch), _bytes(patch) / half)
 
-    yield Arm("re-prefill", tuple(true), True, ran=1.0)
+    yield Arm("re-prefill", tuple(true), True)
     yield last("blind", own)
     yield Arm("blind, all", tuple(alone), True)
     deltas = [reader.deficit(*pair) for pair in zip(true[1:], alone[1:], strict=True)]
@@ -99,25 +89,6 @@ def arms(reader: Reader, passages: Passages, groups: Sequence[str] = GROUPS) -> 
         ]
         yield last("behind its predecessor alone", near[-1])
         yield Arm("behind their predecessors, all", (alone[0], *near), True)
-    if "tokens" in groups:
-        yield from _of_few_tokens(reader, passages.chunk, own, front, true[-1])
-
-
-def _of_few_tokens(
-    reader: Reader, chunk: torch.Tensor, own: Source, front: Sequence[Source], true: Source
-) -> Iterator[Arm]:
-    """A share of the chunk's tokens run behind the others; what else it shows was computed without them."""
-    tokens = len(chunk)
-    where, count = reader.positions(reader.place(front), tokens), round(SAMPLE * tokens)
-    design = Design.of(token_kernel(own.kv, reader.layout, reader.positions(own.start, tokens)))
-    rows = _deviating(reader, own, true, count - round(2 / len(reader.layout) * tokens))
-    ways = {
-        "sampled, a quarter": (design.completion(count, where), SAMPLE),
-        "CacheBlend, equal cost": (Completion.none(rows, where), SAMPLE),
-        f"first {FIRST} tokens": (Completion.none(torch.arange(FIRST), where), FIRST / tokens),
-    }
-    for name, (completion, ran) in ways.items():
-        yield Arm(name, (*front, reader.sample(chunk, own, front, completion)), ran=ran)
 
 
 def _patch(deltas: Deltas, rank: int) -> Patch:
@@ -133,16 +104,3 @@ def _bytes(patch: Patch) -> int:
 def _other_orders(reader: Reader, passages: Passages, own: Source) -> Iterator[Deltas]:
     for order in list(permutations(passages.antecedents))[1:]:
         yield reader.deficit(reader.prefill((*order, passages.chunk))[-1], own)
-
-
-def _deviating(reader: Reader, own: Source, true: Source, count: int) -> torch.Tensor:
-    """The tokens that CacheBlend runs: those whose KV deviates most at the first layer with any deficit.
-
-    Its two layers of all tokens are part of its price; what they give is that layer of the true KV.
-    """
-    offset = (true.start - own.start,) * reader.engine.axes
-    moved: KV = relocate_kv(own.kv, reader.layout, offset)
-    apart = torch.zeros(kv_tokens(own.kv))
-    for name, x in moved[1].items():
-        apart += (x - true.kv[1][name]).square().sum(dim=(0, 2))
-    return apart.topk(max(1, count)).indices.sort().values

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from kamera import Backbone
-from kamera.engines import Sampling, Span
+from kamera.engines import Span
 from kamera.ops import KV, Blocks, Deltas, Patch, apply_patch, deficit, kv_map, kv_tokens
 
 Sabotage = Literal["", "no-rotation", "foreign-patch"]
@@ -89,17 +89,6 @@ class Reader:
         pairs = zip(one.kv.parts, there.parts, strict=True)
         parts = [{n: torch.lerp(x, b[n], weight) for n, x in a.items()} for a, b in pairs]
         return Source(Blocks(parts, one.kv.groups), one.start)
-
-    def sample(self, chunk: torch.Tensor, alone: Source, behind: Sequence[Source], completion: Any) -> Source:
-        """``chunk`` behind others, of which the completion's rows run; the others are completed."""
-        start = self._show([*behind, alone]) - len(chunk)
-        encoded, positions = self._encoded(chunk), self.positions(start, len(chunk))
-        part = Sampling(encoded, positions, 1 + len(behind), completion)
-        return Source(self.engine.sample([part], self._live)[0], start)
-
-    def place(self, behind: Sequence[Source]) -> int:
-        """The position behind the anchor and others."""
-        return len(self.prefix) + sum(kv_tokens(source.kv) for source in behind)
 
     def positions(self, start: int, count: int) -> torch.Tensor:
         """Positions of text, ``[axes, tokens]``."""

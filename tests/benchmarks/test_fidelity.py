@@ -39,7 +39,6 @@ def test_a_patch_of_full_rank_is_the_re_prefill_and_blind_reuse_is_not(arms):
 def test_a_patch_takes_the_bytes_that_it_was_given(arms):
     assert 0 < arms["patch, 12% of bytes"]["size"] <= 0.12
     assert 0 < arms["patch, 25% of bytes"]["size"] <= 0.25
-    assert arms["sampled, a quarter"]["ran"] == arms["CacheBlend, equal cost"]["ran"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The price of turns and edits, counted by hooks on the model: ``python -m benchmarks.price``."""

@@ -1,0 +1,1 @@
+"""Killed writers, failing calls and damaged files: ``python -m benchmarks.reliability``."""

@@ -1,0 +1,1 @@
+"""Turns of a session of pictures over vLLM: ``python -m benchmarks.vllm``."""

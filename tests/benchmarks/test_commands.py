@@ -1,0 +1,42 @@
+"""Each command of ``benchmarks`` in its quick form: it runs, and prints its table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+
+QUICK = {
+    "price windows": ["windows", "--turns", "1", "--pictures", "2"],
+    "price chats": ["chats", "--turns", "2", "--pictures", "1"],
+    "reliability": ["fuzz", "kills", "--size", "2"],
+}
+
+
+def shown(name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
+    """The document of a command."""
+    command = importlib.import_module(f"benchmarks.{name.split()[0]}.__main__")
+    assert not command.main([*arguments, "--format", "json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_command_prints_rows_with_the_commit_and_the_machine(name, capsys):
+    document = shown(name, QUICK[name], capsys)
+    assert document["rows"] and {"command", "commit", "processor", "torch"} <= document.keys()
+
+
+def test_a_slide_costs_its_new_picture_where_a_prefix_cache_runs_the_window(capsys):
+    rows = shown("price", QUICK["price windows"], capsys)["rows"]
+    by = {(row["operation"], row["policy"]): row for row in rows}
+    append, slide = by["append", "exact"], by["append, slide", "default"]
+    assert append["first, tokens"] == append["prefix cache, tokens"] == slide["first, tokens"]
+    assert slide["prefix cache, tokens"] > 1.5 * slide["first, tokens"]
+
+
+def test_a_table_is_printed_for_people(capsys):
+    command = importlib.import_module("benchmarks.reliability.__main__")
+    assert command.main(["fuzz", "--size", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "reads as written" in said and "must be" in said and "commit" in said
