@@ -1,4 +1,4 @@
-"""A client that edits its history by itself: its rule, found among the policies of common agents.
+"""A client that edits its history by itself: its rule, found among common agents' policies, or by example.
 
 What was sent is put together to the history that the client would have sent unedited. A policy is its rule if
 it makes of that what was sent, at the turn that showed it and at the one before: then it says what comes
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any, NamedTuple, get_args
 
 from kamera.content import Message, text_of, texts_of
+from kamera.edits.examples import Both, alike, joined, rules_by_example
 from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_images
 from kamera.edits.policies.calls import is_result
 from kamera.edits.policies.images import Counted, Removed, pictures_of
@@ -41,7 +42,8 @@ class Client:
 
     ``unedited`` is its history as far as it is known, ``given`` the last one it sent, both without pixels;
     ``rule`` makes the one of the other, None while nothing was edited. ``media`` are those of ``given``;
-    ``repeats``: it sends the same ones again, and no copies.
+    ``repeats``: it sends the same ones again, and no copies. ``times``: turns in which it edited what it had
+    sent before, and this rule said how, since it was found or `doubted`.
     """
 
     unedited: tuple[Message, ...] = ()
@@ -49,6 +51,7 @@ class Client:
     rule: EditPolicy | None = None
     media: dict[_Medium, Any] = field(default_factory=dict)
     repeats: bool = False
+    times: int = 0
 
     def learn(self, before: Sequence[Message], given: Sequence[Message]) -> Client:
         """With one more turn: the history ``before`` it, which ends with an answer, and the one ``given``.
@@ -61,6 +64,7 @@ class Client:
         if start is None or not self.given or _media(self.given, before[:-1]) is None:
             return anew
         unedited = (*self.unedited, *sent[start:])
+        edits = not alike(sent[:start], self.given)
         for rule in chain([self.rule], _rules(unedited, sent, self)):
             found = _media_if_made(rule, unedited, given)
             if found is None or _media_if_made(rule, self.unedited, self.given) is None:
@@ -68,8 +72,13 @@ class Client:
             again = [same(was, found[medium]) for medium, was in self.media.items() if medium in found]
             repeats = self.repeats or any(again)
             if all(again) or not repeats:  # else other pictures took their places
-                return Client(unedited, sent, rule, found, repeats)
+                times = (self.times if rule == self.rule else 0) + edits
+                return Client(unedited, sent, rule, found, repeats, times)
         return anew
+
+    def doubted(self) -> Client:
+        """The same, whose rule has yet to be seen at work."""
+        return replace(self, times=0)
 
     def next(self, answer: Message, coming: Sequence[Message]) -> Foreseen | None:
         """What the client will send with ``coming`` behind the ``answer``; None if that is not known.
@@ -122,6 +131,14 @@ def _rules(unedited: Sequence[Message], given: Sequence[Message], before: Client
         cleared = [text_of(message) == text for message in given if is_result(message)]
         if any(cleared):
             yield clear_tool_results(cleared.count(False), placeholder=text)
+    yield from rules_by_example(unedited, given)
+    if before.rule is not None:
+        try:
+            ruled = apply_policy(before.rule, unedited, 0)
+        except EditPolicyFailed:
+            return
+        for rule in rules_by_example(ruled, given):
+            yield Both(before.rule, rule)
 
 
 # -- pixels ----------------------------------------------------------------------------------------
@@ -154,22 +171,13 @@ def _media(pattern: Sequence[Message], given: Sequence[Message]) -> dict[_Medium
     return found if _equal(list(pattern), list(given), found) else None
 
 
-def _join(content: Any) -> Any:
-    """Content that is texts alone as one: a server reads it so, once a picture has left it."""
-    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
-        return content
-    texts = [item["text"] for item in content if item.keys() == {"type", "text"}]
-    whole = bool(texts) and len(texts) == len(content) and all(isinstance(text, str) for text in texts)
-    return "".join(texts) if whole else content
-
-
 def _equal(pattern: Any, given: Any, found: dict[_Medium, Any]) -> bool:
     if isinstance(pattern, _Medium):
         found[pattern] = given
         return _is_medium(given)
     if isinstance(pattern, dict) and isinstance(given, dict):
         same_keys = pattern.keys() == given.keys()
-        return same_keys and all(_equal(_join(pattern[k]), _join(given[k]), found) for k in pattern)
+        return same_keys and all(_equal(joined(pattern[k]), joined(given[k]), found) for k in pattern)
     if isinstance(pattern, list | tuple) and isinstance(given, list | tuple):
         pairs = zip(pattern, given, strict=False)
         return len(pattern) == len(given) and all(_equal(a, b, found) for a, b in pairs)
