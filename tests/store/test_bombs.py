@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kamera.cli.app import main
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store import head as head_module
@@ -21,13 +20,11 @@ from tests.killing import Countdown, in_child
 from tests.store.builders import (
     CHUNK,
     CONTEXT,
-    assert_same,
     canonical,
     decode,
     encode,
     file_of,
     join,
-    patch,
     snapshot,
     split,
 )
@@ -86,28 +83,6 @@ def test_a_hollow_file_asks_for_no_memory(root: Path, bounded: list[int]) -> Non
     assert bounded == []
 
 
-def test_a_hollow_file_is_not_read_to_send_or_inspect_it(root: Path, bounded: list[int]) -> None:
-    ChunkStore.open(root).close()
-    path = bomb(root)
-    with ChunkStore.open(root) as store:
-        assert store.ls() == []
-        with pytest.raises(CorruptChunk, match="hollow"):
-            StoreAdmin(store).objects.load(path.stem)
-    assert main(["inspect", str(root), "-q"]) in (0, 1)
-    assert bounded == []
-
-
-def test_inspecting_a_hollow_file_tells_of_it(
-    root: Path, bounded: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    ChunkStore.open(root).close()
-    bomb(root)
-    assert main(["inspect", str(root), "--format", "json"]) == 1
-    [found] = json.loads(capsys.readouterr().out)["contents"]
-    assert not found["intact"] and "hollow" in found["error"]
-    assert bounded == []
-
-
 def test_a_header_beyond_the_bound_is_refused_unread(root: Path) -> None:
     record = canonical()
     outer, header, rest = split(encode(record, 7.0))
@@ -139,54 +114,6 @@ def test_nothing_is_parsed_before_its_digest_is_checked(root: Path, monkeypatch:
     assert not [text for text in parsed if "digests" in str(text)]
 
 
-@pytest.mark.parametrize("options", [{}, {"secret": SECRET}], ids=["plain", "sealed"])
-def test_flipped_header_bits_give_no_wrong_answer(root: Path, options: dict[str, bytes]) -> None:
-    """The rank of a patch changed where the index cannot know: its header says so, its digest does not."""
-    with ChunkStore.open(root, **options) as store:
-        key = store.put(patch(rank=2))
-        assert store._disk is not None
-        path = file_of(store._disk.root, key)
-        data = path.read_bytes()
-        path.write_bytes(data.replace(b'\\"rank\\":2', b'\\"rank\\":3'))
-        assert path.read_bytes() != data
-        with pytest.raises(CorruptChunk, match="digest"):
-            store.info(CONTEXT, CHUNK, ("x", "y"))
-        assert store.info(CONTEXT, CHUNK, ("x", "y")) is None
-        assert store.ls() == []
-
-
-def test_a_listed_remote_header_with_flipped_bits_is_left_out(tmp_path: Path) -> None:
-    url = f"obstore+{(tmp_path / 'far').as_uri()}"
-    with ChunkStore.open(url) as store:
-        key = store.put(patch(rank=2))
-    [path] = (tmp_path / "far").rglob(key)
-    path.write_bytes(path.read_bytes().replace(b'\\"rank\\":2', b'\\"rank\\":3'))
-    with ChunkStore.open(url) as store:
-        assert store.ls() == []
-        with pytest.raises(CorruptChunk, match="bytes of the header have changed"):
-            store.info(CONTEXT, CHUNK, ("x", "y"))
-        assert store.info(CONTEXT, CHUNK, ("x", "y")) is None  # it was set aside
-
-
-def _link(path: Path) -> None:
-    path.symlink_to(path.parent / "nowhere")
-
-
-@pytest.mark.parametrize("make", [_link, os.mkfifo, Path.mkdir], ids=["link", "pipe", "folder"])
-def test_a_stranger_among_the_traces_of_writers_blocks_nothing(
-    root: Path, make: Callable[[Path], None]
-) -> None:
-    key = canonical().key
-    ChunkStore.open(root).close()
-    place = root / "tmp" / f"{key[:16]}.lock"
-    make(place)
-    with ChunkStore.open(root) as store:
-        assert store.put(canonical()) == key
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert [info.key for info in store.ls()] == [key] and StoreAdmin(store).verify().ok == 1
-    assert os.listdir(root / "tmp") == [place.name]
-
-
 PLAIN = {"title": "PLAIN TEXT OF A CHUNK"}
 
 
@@ -206,21 +133,6 @@ def test_a_killed_encrypted_writer_leaves_nothing_plain(tmp_path: Path, root: Pa
         assert store._disk is not None
         assert os.listdir(store._disk.root / "tmp") == []
         assert store.get_canonical(replace(CONTEXT, tenant=""), CHUNK) is not None
-
-
-def test_an_open_sealed_tenant_holds_few_descriptors(root: Path) -> None:
-    held = []
-    before = len(os.listdir("/proc/self/fd"))
-    for n in range(8):
-        store = ChunkStore.open(root, tenant=f"t{n}", secret=SECRET, memory_limit=0)
-        context = replace(CONTEXT, tenant=f"t{n}")
-        store.put(canonical(context=context))
-        assert store.get_canonical(context, CHUNK) is not None
-        held.append(store)
-    each = (len(os.listdir("/proc/self/fd")) - before) / len(held)
-    for store in held:
-        store.close()
-    assert each <= 9, "a connection to each database, and the folders that every put needs"
 
 
 def test_a_header_that_claims_much_is_refused_before_anything_is_made_for_it() -> None:

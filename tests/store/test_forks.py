@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import gc
 import os
 import select
 import signal
@@ -19,13 +17,8 @@ import torch
 
 from kamera import forks
 from kamera.errors import ForkedStore
-from kamera.files import lock_path
-from kamera.patches import Later
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.database import Database
-from kamera.store.disk.folder import Folder
-from kamera.store.disk.index import Index
-from kamera.store.disk.traces import Trace
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CHUNK, CONTEXT, canonical, patch
 
@@ -72,11 +65,6 @@ def beside(work: Callable[[threading.Event, threading.Event], None]) -> Iterator
         thread.join()
 
 
-def descriptors() -> list[str]:
-    """What this process has open."""
-    return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
@@ -93,12 +81,6 @@ def store(root: Path) -> Iterator[ChunkStore]:
         held.put(LARGE)
         assert is_large(held.get_canonical(CONTEXT, CHUNK))
         yield held
-
-
-def test_a_large_object_is_refused_at_once_in_a_child(store: ChunkStore) -> None:
-    said = in_child(lambda: store.get_canonical(CONTEXT, CHUNK))
-    assert said.startswith("ForkedStore: this store was opened before process")
-    assert is_large(store.get_canonical(CONTEXT, CHUNK))
 
 
 CALLS: dict[str, Callable[[ChunkStore], object]] = {
@@ -162,112 +144,6 @@ def test_a_child_that_opens_the_store_itself_works(store: ChunkStore, root: Path
     assert StoreAdmin(store).verify().ok == 2
 
 
-def test_a_child_that_closes_the_store_keeps_the_parents_log(store: ChunkStore, root: Path) -> None:
-    log = root / "index.sqlite-wal"
-    before = log.stat().st_size
-    assert before > 0
-
-    def lets_go() -> str:
-        for name in ("_tiers", "_disk", "_memory", "_search"):
-            delattr(store, name)
-        gc.collect()
-        return str(log.stat().st_size)
-
-    assert in_child(lets_go) == str(before)
-    store.put(canonical(OTHER))
-    assert len(store.ls()) == 2
-
-
-def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "index.sqlite"
-    Index(path, lambda: []).close()
-    monkeypatch.setattr(forks, "_LONGEST", 0.1)
-    stop_read, stop_write = os.pipe()
-
-    def opening(reached: threading.Event, go: threading.Event) -> None:
-        real = Database._connect
-
-        def slow(self: Database) -> None:
-            reached.set()
-            assert go.wait(DEADLINE)
-            real(self)
-
-        with pytest.MonkeyPatch.context() as slowed:
-            slowed.setattr(Database, "_connect", slow)
-            Database(path).execute("SELECT 1")
-
-    def lives() -> bool:
-        held = str(tmp_path) in descriptors()
-        os.read(stop_read, 1)
-        return held
-
-    with beside(opening) as go:
-
-        def parent_goes_on() -> None:
-            go.set()
-            with lock_path(tmp_path, DEADLINE):
-                os.write(stop_write, b"x")
-
-        assert in_child(lives, parent_goes_on) == "False"
-
-
-def test_a_child_of_a_writer_keeps_no_lock(root: Path) -> None:
-    ChunkStore.open(root).close()
-    with Folder.at(root / "tmp") as folder:
-        mine = Trace.begin(folder, [LARGE.key])
-        [path] = (root / "tmp").iterdir()
-
-        def is_held_by_me() -> bool:
-            return str(path) in [
-                os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-            ]
-
-        assert is_held_by_me()
-        assert in_child(is_held_by_me) == "False"
-        mine.settle()
-        mine.close()
-
-
-def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path) -> None:
-    root.mkdir()
-    with lock_path(root):
-        says = rf"locked for 0.05 s by process {os.getpid()}: end that"
-        with pytest.raises(TimeoutError, match=says), lock_path(root, 0.05):
-            pass
-
-
-def test_locks_of_strangers_are_waited_for(root: Path) -> None:
-    root.mkdir()
-    descriptor = os.open(root, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(TimeoutError, match="process"), lock_path(root, 0.02):
-        pass
-    os.close(descriptor)
-    with lock_path(root, 0.02):
-        pass
-
-
-def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
-    queue, go = Later(), threading.Event()
-    formed: list[str] = []
-
-    def form() -> None:
-        assert go.wait(DEADLINE)
-        formed.append("one")
-
-    queue.add(form, name=CHUNK)
-
-    def work() -> str:
-        queue.flush_named(CHUNK)
-        queue.add(lambda: formed.append("two"), name=OTHER)
-        queue.flush_named(OTHER)
-        return str(formed)
-
-    assert in_child(work, go.set) == "['two']"
-    queue.flush()
-    assert formed == ["one"]
-
-
 def test_a_remote_of_the_parent_is_refused_and_opens_again(server: RedisServer) -> None:
     url = server.url("timeout=60")
     with ChunkStore.open(url, memory_limit=0) as store:
@@ -281,21 +157,6 @@ def test_a_remote_of_the_parent_is_refused_and_opens_again(server: RedisServer) 
 
         assert in_child(own) == "True"
         assert is_large(store.get_canonical(CONTEXT, CHUNK))
-
-
-def test_an_object_store_in_a_child_works_or_is_refused_at_once(tmp_path: Path) -> None:
-    url = f"obstore+{(tmp_path / 'far').as_uri()}"
-    with ChunkStore.open(url, memory_limit=0) as store:
-        store.put(canonical())
-        assert in_child(lambda: store.get_canonical(CONTEXT, CHUNK)).startswith("ForkedStore")
-
-        def own() -> str:
-            with ChunkStore.open(url, memory_limit=0) as mine:
-                return str(mine.get_canonical(CONTEXT, CHUNK) is not None)
-
-        said = in_child(own)
-        assert said == "True" or said.startswith("ForkedStore"), said
-        assert store.get_canonical(CONTEXT, CHUNK) is not None
 
 
 def test_a_child_forked_in_a_transaction_writes_the_same_file(

@@ -57,10 +57,6 @@ def test_only_the_exact_key_depends_on_order() -> None:
     assert patch_key(CONTEXT, "c", ("a", "b"), "orbit") == patch_key(CONTEXT, "c", ("b", "a"), "orbit")
 
 
-def test_set_key_keeps_duplicates() -> None:
-    assert patch_key(CONTEXT, "c", ("a", "a"), "orbit") != patch_key(CONTEXT, "c", ("a",), "orbit")
-
-
 @given(st.text(max_size=3), st.lists(st.text(max_size=3), max_size=3))
 def test_the_kinds_of_object_never_share_a_key(chunk: str, antecedents: list[str]) -> None:
     keys = {
@@ -69,12 +65,6 @@ def test_the_kinds_of_object_never_share_a_key(chunk: str, antecedents: list[str
         patch_key(CONTEXT, chunk, antecedents, "orbit"),
     }
     assert len(keys) == 3
-
-
-@pytest.mark.parametrize("kind", ["canonical", "near", ""])
-def test_patch_key_of_another_kind_is_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="exact"):
-        patch_key(CONTEXT, "c", (), kind)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +94,6 @@ def test_a_chunk_id_ignores_name_order_strides_and_int_width() -> None:
     assert chunk_id(IDS.int(), {"image_grid_thw": GRID, "pixel_values": strided}) == this
 
 
-@pytest.mark.parametrize("ids", [torch.zeros(1, 3, dtype=torch.int64), torch.zeros(3)])
-def test_input_ids_that_are_no_vector_of_integers_are_refused(ids: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="input_ids"):
-        chunk_id(ids, {})
-
-
 @given(tensors(), tensors())
 def test_tensor_digest_tells_dtype_shape_and_bits_apart(one: torch.Tensor, two: torch.Tensor) -> None:
     same = (one.dtype, one.shape) == (two.dtype, two.shape) and bool(
@@ -117,7 +101,3 @@ def test_tensor_digest_tells_dtype_shape_and_bits_apart(one: torch.Tensor, two: 
     )
     assert (tensor_digest(one) == tensor_digest(two)) == same
     assert tensor_digest(one) == tensor_digest(one.clone())
-
-
-def test_negative_zero_is_not_zero() -> None:
-    assert tensor_digest(torch.tensor([0.0])) != tensor_digest(torch.tensor([-0.0]))

@@ -50,18 +50,6 @@ def test_putting_a_key_again_counts_its_bytes_once() -> None:
     assert tier.stats().bytes == 0
 
 
-def test_the_records_of_one_chunk_are_listed_as_long_as_they_are_kept() -> None:
-    tier = MemoryTier(2 * SIZE)
-    for one in (A, B, A):
-        tier.put(*one)
-    assert tier.infos(A[0].chunk_id) == [A[1]]
-    assert tier.infos() == sorted([A[1], B[1]], key=lambda info: info.key)
-    tier.put(*C)  # in the place of the one that was put longest ago
-    assert (tier.infos(A[0].chunk_id), tier.infos(B[0].chunk_id)) == ([A[1]], [])
-    tier.clear()
-    assert tier.infos(A[0].chunk_id) == tier.infos("nobody's") == []
-
-
 def test_a_record_of_another_stamp_is_a_miss_and_forgotten() -> None:
     tier = MemoryTier(SIZE)
     tier.put(*A, stamp="old")
@@ -96,10 +84,3 @@ def test_hits_and_misses_are_counted_where_they_happen() -> None:
 )
 def test_sizes_are_parsed(text: int | str, size: int) -> None:
     assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "4 gigs", "-1", -1, "4G", "4GiBs", True, 1.5, None])
-def test_what_is_no_size_is_refused_with_its_value(text: Any) -> None:
-    with pytest.raises(ValueError, match="size") as caught:
-        parse_size(text)
-    assert repr(text) in str(caught.value)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import torch
 import kamera.store
 from kamera.errors import IncompatibleChunk, StoreError
 from kamera.ops.patch import Patch
-from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
+from kamera.store import ChunkStore, PatchRecord, StoreAdmin
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 CHUNK = "c" * 64
@@ -102,27 +100,6 @@ def test_another_tenants_context_is_refused_everywhere(store: ChunkStore) -> Non
     assert store.ls() == []
 
 
-def test_tenants_of_one_directory_do_not_see_each_other(tmp_path: Path) -> None:
-    with (
-        ChunkStore.open(tmp_path / "s", tenant="me") as mine,
-        ChunkStore.open(tmp_path / "s", tenant="you") as yours,
-    ):
-        key = mine.put(canonical(context=replace(CONTEXT, tenant="me")))
-        assert yours.ls() == [] and yours.contexts_of(CHUNK) == []
-        assert StoreAdmin(yours).stats().canonicals == 0 and StoreAdmin(yours).stats().bytes == 0
-        assert not StoreAdmin(yours).delete(key)
-        assert mine.contexts_of(CHUNK) == [replace(CONTEXT, tenant="me")]
-        assert StoreAdmin(mine).delete(key)
-
-
-def test_contexts_of_finds_other_backbones_of_a_chunk(store: ChunkStore) -> None:
-    other = Context("another backbone", "anchor")
-    store.put(canonical(context=other))
-    assert store.get_canonical(CONTEXT, CHUNK) is None
-    assert store.contexts_of(CHUNK) == [other]
-    assert store.contexts_of("d" * 64) == []
-
-
 def test_listing_by_kind_and_context(store: ChunkStore) -> None:
     other = replace(CONTEXT, anchor="b")
     store.put(canonical())
@@ -152,38 +129,6 @@ def test_what_is_no_key_is_refused(store: ChunkStore, key: str) -> None:
         StoreAdmin(store).delete(key)
 
 
-def test_reports_are_json(store: ChunkStore) -> None:
-    store.put(canonical())
-    store.put(patch())
-    stats = StoreAdmin(store).stats()
-    assert (stats.canonicals, stats.patches) == (1, 1)
-    assert stats.bytes == sum(i.bytes for i in store.ls()) > 0
-    assert StoreAdmin(store).verify().ok == StoreAdmin(store).rebuild_index() == 2
-    for report in (stats, StoreAdmin(store).verify(), *store.ls()):
-        json.dumps(dataclasses.asdict(report))
-
-
-def test_a_second_look_up_is_served_from_memory(tmp_path: Path) -> None:
-    with ChunkStore.open(tmp_path / "s") as store:
-        store.put(canonical())
-    with ChunkStore.open(tmp_path / "s") as store:
-        first = store.get_canonical(CONTEXT, CHUNK)
-        assert store.get_canonical(CONTEXT, CHUNK) is first
-        assert (StoreAdmin(store).stats().memory.hits, StoreAdmin(store).stats().memory.misses) == (1, 1)
-    with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
-        assert store.get_canonical(CONTEXT, CHUNK) is not store.get_canonical(CONTEXT, CHUNK)
-        assert StoreAdmin(store).stats().memory.objects == 0
-
-
-def test_a_memory_store_over_its_limit_forgets_the_oldest(tmp_path: Path) -> None:
-    with ChunkStore.open("memory://", memory_limit=2 * canonical().nbytes) as store:
-        for chunk in "abc":
-            store.put(canonical(chunk))
-        assert store.get_canonical(CONTEXT, "a") is None
-        assert store.get_canonical(CONTEXT, "c") is not None
-        assert [i.chunk_id for i in store.ls()] == ["b", "c"]
-
-
 def test_urls_and_paths_name_the_same_store(tmp_path: Path) -> None:
     path = tmp_path / "a store"
     with ChunkStore.open(path) as store:
@@ -203,12 +148,6 @@ def test_another_scheme_is_refused_with_what_is_supported(
         ChunkStore.open(url)
     assert url in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_bad_memory_limit_opens_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="4 gigs"):
-        ChunkStore.open(tmp_path / "s", memory_limit="4 gigs")
-    assert not (tmp_path / "s").exists()
 
 
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
+from kamera.errors import CorruptChunk, RemoteUnavailable
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.codec import Codec
-from kamera.store.disk.tier import DiskTier
 from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
-from kamera.store.tiers import Tiers
 from lab.reliability.redis_server import RedisServer
 from tests.killing import die, in_child
 from tests.store.builders import CONTEXT, assert_same, canonical, patch, rows_of
@@ -62,35 +56,6 @@ def test_what_the_remote_has_is_kept_nearer(opened: Callable[..., ChunkStore], t
         assert StoreAdmin(store).stats().remote.calls == 0  # type: ignore[union-attr]
 
 
-def test_many_who_want_one_object_fetch_it_once(
-    opened: Callable[..., ChunkStore], server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened("one") as store:
-        store.put(canonical())
-    fetched = []
-    get, alone = RedisBlobs.get, Tiers._alone
-    here = Arrivals()
-
-    def slow(self: RedisBlobs, name: str) -> bytes | None:
-        fetched.append(name)
-        here.wait(8)
-        return get(self, name)
-
-    def counted(self: Tiers, names: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-        here.one_more()
-        return alone(self, names)
-
-    monkeypatch.setattr(RedisBlobs, "get", slow)
-    monkeypatch.setattr(Tiers, "_alone", counted)
-    for options in ({"cache": None}, {"cache": server.socket.parent / "cache"}):
-        fetched.clear()
-        here.reset()
-        with ChunkStore.open(server.url(QUICK), **options) as store, ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda _: store.get_canonical(CONTEXT, CHUNK), range(8)))
-        assert all(record is not None for record in found)
-        assert len(fetched) == 1
-
-
 def test_a_damaged_file_is_healed_from_the_remote(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
     with opened() as store:
         store.put(canonical())
@@ -100,52 +65,6 @@ def test_a_damaged_file_is_healed_from_the_remote(opened: Callable[..., ChunkSto
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
         assert len(StoreAdmin(store).quarantine.copies()) == 1
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-
-
-def test_a_damaged_file_that_nobody_else_has_is_refused(
-    opened: Callable[..., ChunkStore], tmp_path: Path, server: RedisServer
-) -> None:
-    with opened() as store:
-        store.put(canonical())
-        assert not store.flush(30).unsaved
-    server.client().flushall()
-    path = tmp_path / "cache" / FILE
-    path.write_bytes(path.read_bytes()[:-1])
-    with opened() as store:
-        # The upload that begins with the store reads it too. Who is first sets it aside and says where; the
-        # other has read the damage as well, and cannot move what is gone, or finds nothing.
-        with contextlib.suppress(CorruptChunk):
-            assert store.get_canonical(CONTEXT, CHUNK) is None
-        assert store.get_canonical(CONTEXT, CHUNK) is None
-        [copy] = StoreAdmin(store).quarantine.copies()
-        assert copy.name in FILE
-
-
-def test_a_cache_that_cannot_be_written_still_serves(
-    opened: Callable[..., ChunkStore], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with opened("one") as store:
-        store.put(canonical())
-
-    def full(*_: object, **__: object) -> None:
-        raise StoreError("no space left on device")
-
-    with opened("two") as store:
-        monkeypatch.setattr(DiskTier, "_write", full)
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert "no space left" in caplog.text
-
-
-def test_a_listing_is_of_both_without_repetition(opened: Callable[..., ChunkStore]) -> None:
-    with opened("one") as store:
-        store.put(canonical("a"))
-        store.put(canonical("b"))
-    with opened("two") as store:
-        assert store.get_canonical(CONTEXT, "a") is not None
-        store.put(canonical("d"))
-        assert [i.chunk_id for i in store.ls()] == ["a", "b", "d"]
-        assert [i.chunk_id for i in store.ls(limit=1, offset=1)] == ["b"]
-        assert StoreAdmin(store).census().chunks == 3
 
 
 # -- write back ------------------------------------------------------------------------------------
@@ -207,34 +126,6 @@ def test_a_sealed_cache_is_uploaded_sealed_at_the_next_open(
         assert_same(other.get_canonical(context, CHUNK), canonical(context=context))
 
 
-def test_a_directory_that_was_a_store_by_itself_is_uploaded(
-    opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
-) -> None:
-    with ChunkStore.open(tmp_path / "cache") as plain:
-        plain.put(canonical())
-    with opened() as store:
-        assert not store.flush(30).unsaved
-        plain = ChunkStore.open(tmp_path / "cache")
-        plain.put(patch())  # behind the cache's back
-        plain.close()
-    with opened() as store:
-        assert not store.flush(30).unsaved
-    with ChunkStore.open(server.url(QUICK)) as other:
-        assert len(other.ls()) == 2
-
-
-def test_the_last_patch_put_is_what_the_remote_ends_up_with(
-    opened: Callable[..., ChunkStore], server: RedisServer
-) -> None:
-    store = opened()
-    for seed in range(20):
-        store.put(patch(seed=seed))
-    assert not store.flush(30).unsaved
-    with ChunkStore.open(server.url(QUICK)) as other:
-        assert_same(other.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(seed=19))
-    assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(seed=19))
-
-
 def test_what_is_fetched_never_covers_what_was_put_meanwhile(
     opened: Callable[..., ChunkStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,17 +183,6 @@ def test_an_unconfirmed_remote_delete_removes_nothing(
     with pytest.raises(RemoteUnavailable):
         StoreAdmin(store).delete(KEY)
     assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-
-
-def test_collecting_leaves_alone_what_the_remote_does_not_have(
-    opened: Callable[..., ChunkStore], server: RedisServer
-) -> None:
-    store = opened()
-    server.kill()
-    store.put(canonical())
-    with pytest.raises(RemoteUnavailable):
-        StoreAdmin(store).gc(0)
-    assert store.get_canonical(CONTEXT, CHUNK) is not None
 
 
 # -- the cache's limit -----------------------------------------------------------------------------
@@ -368,77 +248,7 @@ def test_what_is_pinned_never_leaves_the_cache(
         assert store.get_canonical(CONTEXT, "b") is None
 
 
-def test_a_directory_without_a_remote_keeps_everything(tmp_path: Path) -> None:
-    with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
-        for name in "abc":
-            store.put(canonical(name))
-        assert [store.get_canonical(CONTEXT, name) is not None for name in "abc"] == [True] * 3
-        assert store.flush() == store.flush(0) and store.flush(0).unsaved == ()
-
-
-def test_the_cache_of_another_remote_is_refused(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
-    opened().close()
-    with pytest.raises(StoreError, match=r"is the cache of redis.*directory of its own"):
-        ChunkStore.open(f"obstore+{(tmp_path / 'o').as_uri()}", cache=tmp_path / "cache")
-    opened().close()
-
-
 # -- locks and uploads by themselves ---------------------------------------------------------------
-
-
-class Arrivals:
-    """Threads that came to a place, and who waits for so many of them."""
-
-    def __init__(self) -> None:
-        self._count, self._changed = 0, threading.Condition()
-
-    def reset(self) -> None:
-        self._count = 0
-
-    def one_more(self) -> None:
-        with self._changed:
-            self._count += 1
-            self._changed.notify_all()
-
-    def wait(self, count: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._count >= count, 60)
-
-
-def test_one_thread_at_a_time_has_an_object_and_no_two_wait_for_each_other() -> None:
-    tiers = Tiers(Codec(), "", 0)
-    names = [f"{i:04x}" for i in range(300)]
-    inside, most = Counter[str](), [0]
-    lock = threading.Lock()
-
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(20):
-            mine = rng.sample(names[:20] + names[-60:], 5)
-            with tiers._alone(mine):
-                with lock:
-                    inside.update(mine)
-                    most[0] = max(most[0], *inside.values())
-                time.sleep(0.001)
-                with lock:
-                    inside.subtract(mine)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(6)))
-    assert most[0] == 1
-
-
-def test_an_object_that_is_waited_for_holds_up_no_other() -> None:
-    tiers = Tiers(Codec(), "", 0)
-    with ThreadPoolExecutor(1) as pool, tiers._alone(["waited for"]):
-
-        def take(name: str) -> str:
-            with tiers._alone([name]):
-                return name
-
-        names = [f"{i:04x}" for i in range(2000)]
-        assert list(pool.map(take, names, timeout=60)) == names
-    assert len(tiers._turns) <= 1, "a lock is kept as long as one wants it"
 
 
 def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -466,36 +276,4 @@ def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.L
     uploads.close()
 
 
-def test_what_is_put_while_it_is_sent_is_sent_again() -> None:
-    inside, go, versions = threading.Event(), threading.Event(), []
-
-    def send(name: str) -> None:
-        versions.append(len(versions))
-        inside.set()
-        go.wait(60)
-
-    uploads = Uploads(send)
-    uploads.add("a")
-    assert inside.wait(60)
-    uploads.add("a")
-    go.set()
-    assert uploads.flush(30) == ()
-    assert versions == [0, 1]
-    uploads.close()
-
-
 # -- memory ----------------------------------------------------------------------------------------
-
-
-def test_pins_fill_half_the_memory_at_most(server: RedisServer) -> None:
-    with ChunkStore.open(server.url(QUICK), memory_limit=4 * canonical("a").nbytes) as store:
-        keys = [store.put(canonical(name)) for name in "abcd"]
-        book, size = store._memory.pins, canonical("a").nbytes
-        for key in (keys[0], keys[1], keys[0]):
-            book.pin([(key, size)])
-        with pytest.raises(PinsFull, match=f"over the cap of {2 * size}"):
-            book.pin([(keys[2], size)])
-        assert book.unpin([keys[1]]) == 1 and book.unpin([keys[1]]) == 0
-        book.pin([(keys[2], size)])
-        book.set_cap(None)
-        assert book.cap == 2 * size

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.errors import CorruptChunk, StoreError
-from kamera.store import ChunkStore, Context, StoreAdmin
+from kamera.errors import StoreError
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.admin.gc import collect
 from kamera.store.disk.notes import HALF_LIFE
-from kamera.store.eviction import choose, recompute_value
+from kamera.store.eviction import choose
 from kamera.store.info import Weighed
 from kamera.store.pins import PinBook, PinCell
 from tests.store.builders import CONTEXT, canonical, patch
@@ -124,12 +124,6 @@ def last(victims: list) -> list:
     return victims[start:]
 
 
-def test_without_a_budget_only_the_worthless_leaves() -> None:
-    objects = [weighed("home"), weighed("p", "exact"), weighed("lost", "exact", "other")]
-    assert [v.object.key for v in choose(objects, (), None, NOW)] == ["lost"]
-    assert list(choose(objects, {"lost"}, None, NOW)) == []
-
-
 def test_what_is_used_stays_and_what_is_not_leaves() -> None:
     objects = [
         weighed("never", chunk="1"),
@@ -140,40 +134,6 @@ def test_what_is_used_stays_and_what_is_not_leaves() -> None:
     ]
     order = [v.object.key for v in choose(objects, (), 0, NOW)]
     assert order == ["old", "never", "long ago", "once", "often"]
-
-
-def test_more_recompute_per_byte_stays_longer() -> None:
-    objects = [
-        weighed("large", chunk="1", bytes=4000),
-        weighed("small", chunk="2", bytes=500),
-        weighed("short", chunk="3", tokens=10),
-        weighed("long", chunk="4", tokens=300),
-    ]
-    assert [v.object.key for v in choose(objects, (), 0, NOW)] == ["short", "large", "small", "long"]
-    assert recompute_value(weighed("c"), NOW) == recompute_value(weighed("p", "exact"), NOW) == 100.0
-    assert recompute_value(weighed("e", "encoding"), NOW) == 50.0
-
-
-def test_a_patch_of_less_value_per_byte_leaves_first() -> None:
-    home = weighed("home", bytes=1000, uses=5.0, used=NOW)
-    good = weighed("good", "exact", bytes=100, uses=5.0, used=NOW)
-    poor = weighed("poor", "exact", bytes=900)
-    order = [v.object.key for v in choose([home, good, poor], (), 0, NOW)]
-    assert order == ["poor", "good", "home"]
-    assert [v.object.key for v in choose([home, good, poor], (), 1100, NOW)] == ["poor"]
-
-
-def test_a_poor_canonical_is_held_by_its_good_patches() -> None:
-    home = weighed("home", chunk="1", bytes=1000)
-    patches = [weighed(f"p{i}", "exact", "1", bytes=50, uses=9.0, used=NOW) for i in range(4)]
-    other = weighed("other", chunk="2", bytes=1000, uses=1.0, used=NOW)
-    assert recompute_value(home, NOW) < recompute_value(other, NOW)
-    assert [v.object.key for v in choose([home, *patches, other], (), 1300, NOW)] == ["other"]
-
-
-def test_the_canonical_of_a_pinned_patch_stays() -> None:
-    objects = [weighed("home"), weighed("kept", "exact"), weighed("other", "orbit")]
-    assert [v.object.key for v in choose(objects, {"kept"}, 0, NOW)] == ["other"]
 
 
 # -- on a real store -------------------------------------------------------------------------------
@@ -205,61 +165,6 @@ def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
         assert len(list(root.glob("objects/*"))) == 2
         assert store.get_canonical(CONTEXT, "a" * 64) is None
         assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
-
-
-def test_gc_takes_sizes_as_text_and_refuses_what_is_none(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical())
-        assert StoreAdmin(store).gc("1MiB").removed == ()
-        with pytest.raises(ValueError, match="size"):
-            StoreAdmin(store).gc("much")
-        with pytest.raises(ValueError):
-            StoreAdmin(store).gc(-1)
-        assert len(store.ls()) == 1
-
-
-def test_gc_leaves_other_tenants_alone_unless_asked(root: Path) -> None:
-    acme = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
-    with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
-        store.put(canonical())
-        other.put(canonical(context=acme))
-        assert len(StoreAdmin(store).gc(0).removed) == 1
-        assert (len(store.ls()), len(other.ls())) == (0, 1)
-        assert len(StoreAdmin(store).gc(0, every_tenant=True).removed) == 1
-        assert other.ls() == []
-
-
-def test_an_object_replaced_after_it_was_weighed_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical())
-        store.put(patch(rank=1))
-        weigh = store._disk.index.weigh  # type: ignore[union-attr]
-
-        def overtaken(tenant: str | None) -> list[Weighed]:
-            found = list(weigh(tenant))
-            store.put(patch(rank=3))
-            return found
-
-        monkeypatch.setattr(store._disk.index, "weigh", overtaken)  # type: ignore[union-attr]
-        StoreAdmin(store).gc(0)
-        monkeypatch.undo()
-        assert [info.rank for info in store.ls()] == [3]
-        assert [gone.reason for gone in StoreAdmin(store).gc().removed] == ["its canonical is gone"]
-
-
-def test_old_copies_in_quarantine_leave_only_when_asked(root: Path) -> None:
-    with ChunkStore.open(root, memory_limit=0) as store:
-        key = store.put(canonical())
-        path = root / "objects" / f"{key}.safetensors"
-        path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(CorruptChunk):
-            store.get_canonical(CONTEXT, "c" * 64)
-        assert StoreAdmin(store).gc(0).quarantined == 0
-        assert StoreAdmin(store).gc(quarantine_age=3600).quarantined == 0
-        assert StoreAdmin(store).gc(quarantine_age=0, dry_run=True).quarantined == 1
-        assert len(StoreAdmin(store).quarantine.copies()) == 1
-        assert StoreAdmin(store).gc(quarantine_age=0).quarantined == 1
-        assert StoreAdmin(store).quarantine.copies() == []
 
 
 def test_the_cache_of_a_remote_is_not_collected_by_itself(tmp_path: Path) -> None:

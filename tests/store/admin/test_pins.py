@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import stat
-import time
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +43,6 @@ def test_a_pin_holds_until_its_time_is_over(pins: PinBook, clock: Clock) -> None
     assert not is_pinned(pins, "a") and is_pinned(pins, "c")
 
 
-def test_pinning_again_sets_the_time_anew(pins: PinBook, clock: Clock) -> None:
-    pins.pin([("a", 10)], ttl=60)
-    clock.now += 30
-    pins.pin([("a", 10)], ttl=60)
-    clock.now += 45
-    assert is_pinned(pins, "a")
-    pins.pin([("a", 10)])
-    clock.now += 1e9
-    assert is_pinned(pins, "a")
-
-
-def test_unpinning_lets_go_and_counts(pins: PinBook, clock: Clock) -> None:
-    assert pins.unpin(["a"]) == 0
-    pins.pin([("a", 10), ("b", 10)])
-    assert pins.unpin(["a", "x"]) == 1
-    assert [pin.name for pin in pins.list()] == ["b"]
-
-
 def test_a_pin_over_the_cap_is_refused_and_changes_nothing(pins: PinBook, clock: Clock) -> None:
     assert pins.cap is None
     pins.set_cap(100)
@@ -77,21 +57,6 @@ def test_a_pin_over_the_cap_is_refused_and_changes_nothing(pins: PinBook, clock:
     pins.set_cap(None)
     pins.pin([("c", 1000)])
     assert pins.cap is None and len(pins.list()) == 2
-
-
-@pytest.mark.parametrize("ttl", [0, -1, float("nan"), "soon", "0h"])
-def test_a_time_that_is_none_is_bad_usage(pins: PinBook, ttl: float) -> None:
-    with pytest.raises(ValueError, match=r"is no time|0 seconds"):
-        pins.pin([("a", 1)], ttl)
-    with pytest.raises(ValueError, match="cap -1 is no size"):
-        pins.set_cap(-1)
-
-
-def test_looking_makes_no_file_and_the_file_is_the_owners(pins: PinBook) -> None:
-    assert (pins.list(), is_pinned(pins, "a"), pins.cap) == ([], False, None)
-    assert not pins.cell.path.exists()
-    pins.pin([("a", 1)])
-    assert {stat.S_IMODE(path.stat().st_mode) for path in pins.cell.path.parent.iterdir()} == {0o600}
 
 
 def test_damaged_pins_are_an_error_and_never_nothing_pinned(tmp_path: Path) -> None:
@@ -140,18 +105,6 @@ def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
         StoreAdmin(memory).gc(0)
 
 
-def test_a_pin_ends_with_its_object_or_is_removed_later(tmp_path: Path) -> None:
-    root = tmp_path / "s"
-    with ChunkStore.open(root) as store:
-        key, lost = store.put(canonical()), store.put(canonical("d" * 64))
-        StoreAdmin(store).pin([key, lost])
-        assert StoreAdmin(store).delete(key)
-        assert [pin.name for pin in StoreAdmin(store).pins.list()] == [lost]
-        (root / "objects" / f"{lost}.safetensors").unlink()
-        assert StoreAdmin(store).unpin([lost]) == 1
-        assert StoreAdmin(store).pins.list() == []
-
-
 def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
     size = canonical().nbytes
     with ChunkStore.open("memory://", memory_limit=3 * size) as store:
@@ -166,22 +119,6 @@ def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
         assert first not in [info.key for info in store.ls()]
         with pytest.raises(UnknownChunk):
             StoreAdmin(store).pin(["0" * 64])
-
-
-def test_a_chunk_is_pinned_by_its_id_for_a_time_as_people_write_it(tmp_path: Path) -> None:
-    with ChunkStore.open(tmp_path / "s") as store:
-        own = {store.put(canonical("c" * 64)), store.put(patch())}
-        assert {info.chunk_id for info in store.ls()} == {"c" * 64}
-        other = store.put(canonical("d" * 64))
-        admin = StoreAdmin(store)
-        admin.pin("c" * 64, ttl="12h")
-        pins = admin.pins.list()
-        assert {pin.name for pin in pins} == own
-        assert all(12 * 3600 - 60 < pin.expires - time.time() <= 12 * 3600 for pin in pins)
-        admin.pin(["dd", *own])  # beginnings are enough; a later pin has its own time, here none
-        assert {(pin.name, pin.expires) for pin in admin.pins.list()} == {(k, None) for k in {*own, other}}
-        assert admin.unpin("c" * 64) == 2
-        assert [pin.name for pin in admin.pins.list()] == [other]
 
 
 def take(path: Path, me: int, ready: Any) -> None:

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import os
-import stat
-import time
 from pathlib import Path
 
 import pytest
 
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from tests.store.builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
+from tests.store.builders import CHUNK, CONTEXT, canonical, file_of, flip
 
 KEY = canonical().key
 
@@ -30,17 +28,6 @@ def files(root: Path) -> list[Path]:
     return sorted((root / "quarantine").iterdir())
 
 
-def test_a_copy_tells_what_it_was_how_large_and_when(root: Path) -> None:
-    start = time.time()
-    with ChunkStore.open(root) as store:
-        damage(store, root)
-        [copy] = StoreAdmin(store).quarantine.copies()
-    held = root / "quarantine" / copy.file
-    assert (copy.name, copy.bytes) == (KEY, held.stat().st_size)
-    assert start - 1 < copy.when < time.time() + 1
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files(root)} == {0o600}
-
-
 def test_a_sound_file_that_is_moved_back_is_an_object_again(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
         store.put(canonical())
@@ -55,20 +42,6 @@ def test_a_sound_file_that_is_moved_back_is_an_object_again(root: Path) -> None:
         file_of(root, KEY).write_bytes(sound)
         assert StoreAdmin(store).verify().ok == 1
         assert store.get_canonical(CONTEXT, CHUNK) is not None
-
-
-def test_one_copy_or_all_of_an_object_can_be_dropped(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        damage(store, root, 3)
-        flip(file_of(root, store.put(patch())))
-        StoreAdmin(store).verify()
-        first, *others = StoreAdmin(store).quarantine.copies()
-        assert len(others) == 3
-        assert StoreAdmin(store).quarantine.drop(first.file) == 1
-        assert StoreAdmin(store).quarantine.drop(first.file) == 0
-        assert StoreAdmin(store).quarantine.drop(KEY) == len([c for c in others if c.name == KEY])
-        assert StoreAdmin(store).quarantine.drop(patch().key) == len([c for c in others if c.name != KEY])
-        assert StoreAdmin(store).quarantine.copies() == [] and files(root) == []
 
 
 @pytest.mark.parametrize("name", ["", "..", "../objects", "/etc/passwd", "*", KEY[:-1], f"{KEY}.json"])
@@ -102,15 +75,6 @@ def test_a_link_under_an_objects_name_is_quarantined(root: Path, tmp_path: Path)
         assert elsewhere.read_bytes() == intact
 
 
-def test_verify_and_rebuild_follow_no_link(root: Path, tmp_path: Path) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical())
-        link_object(root, tmp_path / "elsewhere")
-        assert StoreAdmin(store).rebuild_index() == 0
-        report = StoreAdmin(store).verify()
-        assert report.ok == 0 and "link" in report.quarantined[0]
-
-
 def test_a_pipe_in_the_place_of_an_object_is_not_waited_on(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
         store.put(canonical())
@@ -133,32 +97,6 @@ def test_a_store_with_a_link_in_it_is_not_opened(root: Path, tmp_path: Path, nam
     (root / name).symlink_to(elsewhere)
     with pytest.raises(StoreError, match=rf"{name}.*link"):
         ChunkStore.open(root)
-
-
-def test_a_folder_of_objects_that_became_a_link_is_refused(root: Path, tmp_path: Path) -> None:
-    with ChunkStore.open(root) as store:
-        key = store.put(canonical())
-        folder, elsewhere = file_of(root, key).parent, tmp_path / "elsewhere"
-        os.replace(folder, elsewhere)
-        folder.symlink_to(elsewhere)
-        before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
-        for refused in (
-            lambda: store.get_canonical(CONTEXT, CHUNK),
-            lambda: store.put(canonical()),
-            lambda: StoreAdmin(store).delete(key),
-            StoreAdmin(store).verify,
-        ):
-            with pytest.raises(StoreError, match="link"):
-                refused()
-        assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
-
-
-def test_a_store_may_be_reached_through_a_link(root: Path, tmp_path: Path) -> None:
-    ChunkStore.open(root).close()
-    (tmp_path / "link").symlink_to(root)
-    with ChunkStore.open(tmp_path / "link") as store:
-        store.put(canonical())
-    assert file_of(root, KEY).is_file()
 
 
 @pytest.mark.parametrize("key", ["", "..", "../" + KEY, KEY.upper(), KEY + "/x", "\0" * 64])

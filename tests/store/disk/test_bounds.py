@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -100,22 +99,6 @@ def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
         assert {pin.name for pin in StoreAdmin(store).pins.list()} >= set(kept)
 
 
-def test_pin_of_what_was_just_collected_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
-        key = store.put(canonical())
-        infos = store._tiers.infos_of
-
-        def overtaken(names: Any) -> Any:
-            found = infos(names)
-            StoreAdmin(other).gc(0)
-            return found
-
-        monkeypatch.setattr(store._tiers, "infos_of", overtaken)
-        with pytest.raises(StoreError, match="nothing was pinned"):
-            StoreAdmin(store).pin([key])
-        assert StoreAdmin(store).pins.list() == []
-
-
 # -- a limit that holds ----------------------------------------------------------------------------
 
 
@@ -154,71 +137,3 @@ def test_pinned_objects_and_their_canonicals_stay_within_a_limit(root: Path) -> 
             store.put(canonical("d" * 64))
         assert on_disk(root) <= before and not store.has(CONTEXT, "d" * 64)
         assert store.has(CONTEXT, "a" * 64, ("x", "y"))
-
-
-def test_a_patch_is_replaced_in_a_directory_that_is_at_its_limit(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(patch(rank=2))
-        limit = on_disk(root) + 64  # a header is longer by some bytes if the time has more digits
-    with ChunkStore.open(root, disk_limit=limit) as store:
-        store.put(patch(rank=2, seed=1))
-        assert len(store.ls()) == 1
-
-
-def test_a_bound_that_is_none_is_bad_usage(root: Path) -> None:
-    with pytest.raises(ValueError):
-        ChunkStore.open(root, disk_limit="much")
-    with pytest.raises(ValueError, match="directory"):
-        ChunkStore.open("memory://", disk_limit=100)
-
-
-def test_what_another_store_removed_meanwhile_is_no_reason_to_refuse(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ChunkStore.open(root) as store:
-        for name in "abcdef":
-            store.put(canonical(name * 64))
-        size = on_disk(root) // 6
-    with ChunkStore.open(root, disk_limit=6 * size + size // 2, memory_limit=0) as store:
-        disk, faster = store._disk, ChunkStore.open(root)
-        assert disk is not None
-        delete = disk.delete
-
-        def late(key: str, stamp: Any = None) -> bool:
-            faster._disk.delete(key)  # type: ignore[union-attr]
-            return delete(key, stamp)
-
-        monkeypatch.setattr(disk, "delete", late)
-        store.put(canonical("9" * 64))
-        assert store.get_canonical(CONTEXT, "9" * 64) is not None and on_disk(root) <= 6.5 * size
-        faster.close()
-
-
-def test_a_limit_that_nothing_leaves_for_is_refused_at_once(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical("a" * 64))
-        limit = on_disk(root) + 64  # room for one, whose header is longer if the time has more digits
-    with ChunkStore.open(root, disk_limit=limit, memory_limit=0) as store:
-        tries: list[str] = []
-
-        def stays(key: str, stamp: str | None = None) -> bool:
-            tries.append(key)
-            assert len(tries) < 9, "it would go on for ever"
-            return False
-
-        monkeypatch.setattr(store._disk, "delete", stays)
-        with pytest.raises(StoreFull):
-            store.put(canonical("b" * 64))
-        assert len(tries) == 2, "once more, as another process may have replaced it"
-
-
-def test_a_folder_among_the_files_of_writers_is_left_alone(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical("a" * 64))
-        (folder := root / "tmp" / "notes.txt").mkdir(parents=True, exist_ok=True)
-        os.utime(folder, (0, 0))
-        store.put(canonical("b" * 64))
-    with ChunkStore.open(root) as store:
-        assert len(store.ls()) == 2 and folder.is_dir()

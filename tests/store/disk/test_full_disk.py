@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 from kamera.errors import StoreError, StoreReadOnly
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import database as database_module
-from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, drop_index, file_of, patch, snapshot
+from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, patch, snapshot
 
 
 @pytest.fixture
@@ -48,25 +47,6 @@ def stored(root: Path, count: int = 20) -> list[str]:
         return [store.put(canonical(f"{number:064x}")) for number in range(count)]
 
 
-def test_a_full_disk_is_opened_read_and_collected(small: Path) -> None:
-    root = small / "store"
-    keys = stored(root)
-    fill(small)
-    with ChunkStore.open(root, memory_limit=0) as store:
-        assert len(store.ls()) == 20 and StoreAdmin(store).stats().canonicals == 20
-        assert_same(store.get_canonical(CONTEXT, f"{3:064x}"), canonical(f"{3:064x}"))
-        with pytest.raises(StoreError, match="No space"):
-            store.put(canonical())
-        assert StoreAdmin(store).delete(keys[0]) and len(store.ls()) == 19
-        report = StoreAdmin(store).gc(StoreAdmin(store).stats().bytes // 2)
-        assert 0 < len(report.removed) < 19 and report.objects_after == len(store.ls())
-    (small / "ballast").unlink()
-    with ChunkStore.open(root) as store:
-        assert len(store.ls()) == report.objects_after == StoreAdmin(store).verify().ok
-        store.put(canonical())
-        assert len(store.ls()) == report.objects_after + 1
-
-
 def test_a_disk_that_fills_while_a_store_is_open_loses_no_row(small: Path) -> None:
     root = small / "store"
     with ChunkStore.open(root, memory_limit=0) as store:
@@ -89,42 +69,6 @@ def test_a_disk_that_fills_while_a_store_is_open_loses_no_row(small: Path) -> No
     (small / "ballast").unlink()
     with ChunkStore.open(root) as store:
         assert store.ls() == []
-
-
-def test_a_disk_that_fills_in_the_middle_of_a_batch_keeps_what_it_acknowledged(small: Path) -> None:
-    root = small / "store"
-    with ChunkStore.open(root, memory_limit=0) as store:
-        for number in range(5):
-            store.put(canonical(f"{number:064x}"))
-        fill(small)
-        with open(small / "ballast", "r+b") as file:  # room for a few objects
-            file.truncate(file.seek(0, os.SEEK_END) - 65536)
-        puts = store.put_many([canonical(f"{number:064x}") for number in range(5, 60)])
-        kept = {put.key for put in puts if put.error is None}
-        assert 0 < len(kept) < len(puts)
-        assert all("No space" in str(put.error) for put in puts if put.error is not None)
-        assert {info.key for info in store.ls()} == kept | {canonical(f"{n:064x}").key for n in range(5)}
-        assert not list((root / "tmp").glob("*.part"))  # their names tell whoever lists that rows are missing
-    (small / "ballast").unlink()
-    with ChunkStore.open(root, memory_limit=0) as store:
-        assert list((root / "tmp").iterdir()) == []
-        assert StoreAdmin(store).verify().ok == 5 + len(kept)
-        assert not any(put.error for put in store.put_many([canonical(f"{n:064x}") for n in range(60)]))
-        assert len(store.ls()) == 60
-
-
-def test_a_copy_that_was_restored_onto_a_full_disk_works(small: Path, tmp_path: Path) -> None:
-    stored(tmp_path / "store", 5)
-    root = small / "store"
-    root.mkdir()
-    for name in ("kamera-store.json", "objects"):  # all that a backup has to have
-        source = tmp_path / "store" / name
-        shutil.copytree(source, root / name) if source.is_dir() else shutil.copy(source, root)
-    fill(small)
-    with ChunkStore.open(root, memory_limit=0) as store:
-        assert store.get_canonical(CONTEXT, f"{3:064x}") is not None
-        assert len(store.ls()) == 5
-        assert len(StoreAdmin(store).gc(0).removed) == 5
 
 
 def test_a_read_only_file_system_is_read(small: Path) -> None:
@@ -165,25 +109,6 @@ def test_read_only_serves_and_lists_and_changes_nothing(tmp_path: Path, kind: st
             with pytest.raises(StoreReadOnly, match="read_only="):
                 refused()
     assert snapshot(root) == before
-
-
-def test_a_read_only_store_refuses_damage_and_moves_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    [key] = stored(root, 1)
-    path = file_of(root, key)
-    path.write_bytes(path.read_bytes()[:-1])
-    with ChunkStore.open(root, read_only=True, memory_limit=0) as store:
-        assert len(StoreAdmin(store).verify().quarantined) == 1
-    assert path.exists()
-
-
-def test_a_store_that_is_not_there_is_not_made_to_be_read(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no kamera store"):
-        ChunkStore.open(tmp_path / "none", read_only=True)
-    assert not (tmp_path / "none").exists()
-    for url in ("memory://", f"obstore+file://{tmp_path}"):
-        with pytest.raises(ValueError, match="read_only"):
-            ChunkStore.open(url, read_only=True)
 
 
 class Refusing:

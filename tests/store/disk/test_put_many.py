@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import random
@@ -22,7 +21,7 @@ from kamera.store.disk import syncing
 from kamera.store.records import Record
 from lab.reliability import rig
 from tests.killing import Countdown, in_child
-from tests.store.builders import CONTEXT, VISION, assert_same, canonical, encoding, file_of, patch
+from tests.store.builders import CONTEXT, VISION, canonical, encoding, file_of, patch
 
 CHUNKS = [f"{number:064x}" for number in range(20)]
 
@@ -49,17 +48,6 @@ def counted() -> Iterator[Counter[str]]:
     counts["syncs"] = counts["fsync"] + counts["fdatasync"] + counts["_syncfs"]
 
 
-def listen(store: ChunkStore) -> Counter[str]:
-    said: Counter[str] = Counter()
-
-    def heard(word: str, call: Callable[[], Any]) -> Any:
-        said[word] += 1
-        return call()
-
-    rig.listen(store, heard)
-    return said
-
-
 def accepted(store: ChunkStore, records: Sequence[Record]) -> list[str]:
     puts = store.put_many(records)
     assert [put.error for put in puts] == [None] * len(records)
@@ -79,53 +67,6 @@ def mixed() -> list[Record]:
 
 
 # -- what it costs -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 2, 20])
-def test_a_batch_takes_three_syncs_at_most_whatever_is_in_it(root: Path, count: int) -> None:
-    with ChunkStore.open(root) as store:
-        if not store._disk._syncs_all:  # type: ignore[union-attr]
-            pytest.skip("this file system is not known to sync all at once")
-        with counted() as calls:
-            accepted(store, [canonical(chunk) for chunk in CHUNKS[:count]])
-        assert 1 < calls["syncs"] <= 3
-        with counted() as calls:
-            accepted(store, [canonical(chunk) for chunk in CHUNKS[:count]])
-        assert calls["syncs"] == 0, "all of it is there"
-
-
-def test_a_batch_takes_one_trace_one_lock_and_one_transaction(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical("c" * 64))
-        said = listen(store)
-        with counted() as calls:
-            accepted(store, [canonical(chunk) for chunk in CHUNKS])
-        assert calls["locks"] == 2, "that of its trace, and that for names"
-        assert (said["BEGIN"], said["INSERT"], said["COMMIT"]) == (1, 1, 1)
-        assert calls["open"] <= 5 * len(CHUNKS)
-
-
-def test_where_a_file_system_is_unknown_each_file_is_synced(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        assert store._disk is not None
-        store._disk._syncs_all = False
-        with counted() as calls:
-            keys = accepted(store, [canonical(chunk) for chunk in CHUNKS])
-        assert (calls["_syncfs"], calls["fsync"]) == (0, len(keys) + 1)
-        assert StoreAdmin(store).verify().ok == len(keys)
-
-
-@pytest.mark.parametrize("release, kind", [("5.7.19", 0xEF53), ("6.1.0", 0x794C7630), ("6.1.0", None)])
-def test_all_is_synced_at_once_only_where_that_reports_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, kind: int | None
-) -> None:
-    """An old Linux, an overlay, and a system without the call."""
-    monkeypatch.setattr(syncing, "_type_of", lambda _: 0xEF53)
-    monkeypatch.setattr(syncing, "_kernel", lambda: (5, 8))
-    assert syncing.syncs_all(0)
-    monkeypatch.setattr(syncing, "_type_of", lambda _: kind)
-    monkeypatch.setattr(syncing, "_kernel", lambda: tuple(map(int, release.split(".")[:2])))
-    assert not syncing.syncs_all(0)
 
 
 def test_names_follow_the_bytes_and_both_are_synced(root: Path) -> None:
@@ -150,41 +91,6 @@ def test_names_follow_the_bytes_and_both_are_synced(root: Path) -> None:
 # -- what is in it -------------------------------------------------------------------------------------
 
 
-def test_encodings_come_before_canonicals_and_those_before_patches(root: Path) -> None:
-    moved: list[str] = []
-
-    def spy(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def made(source: Any, target: Any, **named: Any) -> None:
-            moved.append(target)
-            call(source, target, **named)
-
-        return made
-
-    records = mixed()
-    with ChunkStore.open(root) as store, rig.around(("replace",), spy):
-        keys = accepted(store, records)
-    assert keys == [record.key for record in records]
-    kinds = {f"{record.key}.safetensors": record.kind for record in records}
-    assert [kinds[name] for name in moved] == ["encoding"] * 5 + ["canonical"] * 5 + ["exact"] * 5
-
-
-def test_an_object_that_is_twice_in_a_batch_is_put_twice(root: Path) -> None:
-    with ChunkStore.open(root, memory_limit=0) as store:
-        accepted(
-            store,
-            [
-                canonical(seed=1),
-                patch(rank=2),
-                canonical(seed=2),
-                patch(rank=5),
-                patch(rank=3, formed="near"),
-            ],
-        )
-        assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical(seed=1))
-        found = store.get_patch(CONTEXT, "c" * 64, ("x", "y"))
-        assert found is not None and found.patch.rank == 5, "one formed behind weaker KV does not replace it"
-
-
 def test_a_refused_record_loses_none_of_the_others(root: Path) -> None:
     foreign = canonical(context=Context(CONTEXT.fingerprint, CONTEXT.anchor, "another tenant"))
     with ChunkStore.open(root, disk_limit=100_000) as store:
@@ -201,61 +107,7 @@ def test_a_refused_record_loses_none_of_the_others(root: Path) -> None:
         assert StoreAdmin(store).verify().ok == 2 and left_behind(root) == []
 
 
-def test_a_batch_counts_as_a_whole_against_the_limit(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical("c" * 64))
-        size = StoreAdmin(store).stats().bytes
-        StoreAdmin(store).delete(canonical("c" * 64).key)
-    with ChunkStore.open(root, disk_limit=int(3.5 * size)) as store:
-        puts = store.put_many([canonical(chunk) for chunk in CHUNKS[:5]])
-        assert sum(put.error is None for put in puts) == len(store.ls()) == 3
-        assert StoreAdmin(store).stats().bytes <= 3.5 * size
-
-
-def test_a_canonical_is_refused_with_its_encoding_and_a_patch_with_its_canonical(root: Path) -> None:
-    one, other = CHUNKS[:2]
-    with ChunkStore.open(root, disk_limit=100_000) as store:
-        puts = store.put_many(
-            [
-                canonical(one, vision=VISION),
-                canonical(other, vision=VISION),
-                encoding(one, tokens=9000),
-                encoding(other),
-                patch(one),
-                patch(other),
-            ]
-        )
-        assert [put.error is None for put in puts] == [False, True, False, True, False, True]
-        assert puts[0].error is puts[2].error is puts[4].error and isinstance(puts[0].error, StoreError)
-        assert {info.chunk_id for info in store.ls()} == {other} and len(store.ls()) == 3
-
-
 # -- what goes wrong -----------------------------------------------------------------------------------
-
-
-def test_a_disk_that_fills_in_the_middle_of_a_batch_keeps_the_rest(root: Path) -> None:
-    with ChunkStore.open(root, memory_limit=0) as store:
-        accepted(store, [patch(chunk, rank=2) for chunk in CHUNKS[:4]])
-        written: list[int] = []
-
-        def full(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            def made(descriptor: int, data: Any) -> int:
-                written.append(len(data))
-                if len(written) == 4:  # behind that of the trace
-                    call(descriptor, memoryview(data)[:100])
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                return int(call(descriptor, data))
-
-            return made
-
-        with rig.around(("write",), full):
-            puts = store.put_many([patch(chunk, rank=7) for chunk in CHUNKS[:4]])
-        assert [put.error is None for put in puts] == [True, True, False, True]
-        with pytest.raises(StoreError, match="No space"):
-            raise puts[2].error  # type: ignore[misc]
-        ranks = [store.get_patch(CONTEXT, chunk, ("x", "y")).patch.rank for chunk in CHUNKS[:4]]  # type: ignore
-        assert ranks == [7, 7, 2, 7] == [row.rank for row in sorted(store.ls(), key=lambda row: row.chunk_id)]
-        assert left_behind(root) == []
 
 
 @pytest.mark.parametrize("at", [1, 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin, entries
 from kamera.store.opened import OpenObject
-from kamera.store.sources import FileSource
 from lab.reliability.forge import front_of, split
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, tensor
 
@@ -59,23 +57,6 @@ def damage(file: Path, place: int, mask: int = 1) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_every_byte_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    into = FileSource.read_into
-
-    def spy(self: FileSource, start: int, view: memoryview) -> None:
-        read.append(len(view))
-        into(self, start, view)
-
-    monkeypatch.setattr(FileSource, "read_into", spy)
-    with ChunkStore.open(path) as store:
-        found = store.get_canonical(CONTEXT, CHUNK)
-        assert found is not None
-        assert_same(found, RECORD)
-        assert store.get_canonical(CONTEXT, CHUNK) is found
-    assert sum(read) == RECORD.nbytes
-
-
 def test_a_change_of_any_header_byte_is_refused(path: Path) -> None:
     file = file_of(path)
     data = file.read_bytes()
@@ -114,53 +95,6 @@ def test_a_file_cut_short_is_refused(path: Path, cut: int) -> None:
     file.write_bytes(file.read_bytes()[:cut])
     with ChunkStore.open(path) as store, pytest.raises(CorruptChunk):
         store.get_canonical(CONTEXT, CHUNK)
-
-
-def test_a_file_cut_short_after_it_was_opened_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would kill the process if the file were mapped."""
-    into, file, cutting = FileSource.read_into, file_of(path), threading.Lock()
-
-    def overtaken(self: FileSource, start: int, view: memoryview) -> None:
-        with cutting:  # threads read beside each other: a cut behind another one would write zeros
-            if file.exists() and file.stat().st_size > start + 10:
-                os.truncate(file, start + 10)
-        into(self, start, view)
-
-    with ChunkStore.open(path) as store:
-        monkeypatch.setattr(FileSource, "read_into", overtaken)
-        with pytest.raises(CorruptChunk, match="truncated"):
-            store.get_canonical(CONTEXT, CHUNK)
-
-
-def test_after_a_refusal_no_thread_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is closed then, and its descriptor may be another file's."""
-    monkeypatch.setattr(entries, "PIECE", 5000)
-    inside, refused, ended = threading.Event(), threading.Event(), []
-    fill = OpenObject.fill
-
-    def slow(self: OpenObject, piece: int) -> None:
-        if piece == 1:
-            inside.set()
-            refused.wait(0.2)
-            fill(self, piece)
-            ended.append(piece)
-        elif piece == 0:
-            assert inside.wait(60)
-            fill(self, piece)
-        else:
-            fill(self, piece)
-
-    monkeypatch.setattr(OpenObject, "fill", slow)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    with ChunkStore.open(tmp_path / "s") as store:
-        store.put(RECORD)
-    file = file_of(tmp_path / "s")
-    damage(file, front_of(file.read_bytes()))
-    with ChunkStore.open(tmp_path / "s") as store:
-        with pytest.raises(CorruptChunk, match="bytes 0 to 5000"):
-            store.get_canonical(CONTEXT, CHUNK)
-        assert ended == [1]
-        refused.set()
 
 
 def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

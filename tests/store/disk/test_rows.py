@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kamera.store import ChunkStore, StoreAdmin
+from kamera.store import ChunkStore
 from kamera.store.codec import Codec
 from kamera.store.disk.files import ObjectFiles
 from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, encode, file_of, patch
@@ -97,18 +97,6 @@ def test_a_listing_that_was_interrupted_is_whole_the_next_time(
         assert len(store.ls()) == 2
 
 
-def test_an_interrupted_rebuild_keeps_the_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with ChunkStore.open(root) as store:
-        store.put(canonical())
-        monkeypatch.setattr(ObjectFiles, "peek", dies)
-        with pytest.raises(KeyboardInterrupt):
-            StoreAdmin(store).rebuild_index()
-        assert len(store.ls()) == 1
-
-
 def test_a_file_without_a_row_is_found_and_its_row_repaired(root: Path) -> None:
     for record in (canonical(), patch()):
         with ChunkStore.open(root) as store:
@@ -120,22 +108,6 @@ def test_a_file_without_a_row_is_found_and_its_row_repaired(root: Path) -> None:
             assert (store.get_canonical if record.kind == "canonical" else store.info)(CONTEXT, CHUNK)
 
 
-def test_a_row_that_a_writer_did_not_write_is_made_up_for_by_who_lists(root: Path) -> None:
-    """As left by a process that died between the file and its row, while this one lives."""
-    with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
-        store.put(canonical())
-        store.put(patch(rank=2))
-        assert len(store.ls()) == len(other.ls()) == 2
-        for record in (patch(rank=5), patch(antecedents=("new",))):
-            path = file_of(root, record.key)
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(encode(record, 7.0))
-            (root / "tmp" / f"{record.key[:16]}.lock").write_text(record.key)
-        for listing in (store, other):
-            assert [i.rank for i in listing.ls("exact")] == [5, 2]
-            assert StoreAdmin(listing).census().kinds["exact"].objects == 2
-
-
 def test_a_row_without_its_file_is_a_miss_and_goes(root: Path) -> None:
     with ChunkStore.open(root) as store:
         key = store.put(canonical())
@@ -144,43 +116,3 @@ def test_a_row_without_its_file_is_a_miss_and_goes(root: Path) -> None:
         assert not store.has(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None
         assert store.ls() == []
-
-
-def test_a_row_of_the_file_before_is_repaired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As left by a process that died between the new file and its row."""
-    with ChunkStore.open(root) as store:
-        store.put(patch(rank=2))
-        monkeypatch.setattr(store._disk.index, "put", lambda *_: None)  # type: ignore[union-attr]
-        store.put(patch(rank=5))
-        monkeypatch.undo()
-        info = store.info(CONTEXT, CHUNK, ("x", "y"))
-        assert info is not None and info.rank == 5
-        assert [i.rank for i in store.ls()] == [5]
-
-
-def test_a_miss_does_not_drop_a_new_objects_row(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root) as store:
-
-        def overtaken(*_: Any) -> None:
-            monkeypatch.undo()
-            store.put(patch())
-
-        monkeypatch.setattr(ObjectFiles, "stamp", overtaken)
-        assert not store.has(CONTEXT, CHUNK, ("x", "y"))
-        assert len(store.ls()) == 1
-
-
-def test_an_object_that_has_no_row_yet_is_listed_by_everybody(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where another process holds the index: the write is acknowledged, and its trace stays."""
-    with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
-        store.put(canonical())
-        assert len(other.ls()) == 1
-        for call in ("put", "correct_rows"):
-            monkeypatch.setattr(store._disk.index, call, lambda *_: False)  # type: ignore[union-attr]
-        store.put(patch())
-        assert [path.suffix for path in (root / "tmp").iterdir()] == [".lock"]
-        assert len(other.ls()) == 2 and other.get_patch(CONTEXT, CHUNK, ("x", "y")) is not None
-    with ChunkStore.open(root) as store:
-        assert list((root / "tmp").iterdir()) == [] and len(store.ls()) == 2

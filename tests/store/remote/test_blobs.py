@@ -12,12 +12,11 @@ import obstore
 import obstore.store
 import pytest
 
-from kamera.errors import StoreError
 from kamera.store.remote.blobs import BlobHead, Blobs
 from kamera.store.remote.objects import ObjectBlobs
 from kamera.store.remote.redis import RedisBlobs
 from lab.reliability.redis_server import RedisServer
-from lab.reliability.s3_server import BUCKET, S3Server
+from lab.reliability.s3_server import BUCKET
 
 Opener = Callable[[str], Blobs]
 
@@ -172,25 +171,3 @@ def test_what_is_deleted_while_it_is_replaced_does_not_come_back(
     blobs.replace("objects/a", b"new", b"old")
     deletes.join()
     assert not blobs.marks("")
-
-
-def test_a_service_that_heeds_no_condition_is_not_relied_on(s3: S3Server) -> None:
-    blobs = ObjectBlobs.open(f"s3://{BUCKET}", "p/", timeout=60, retries=0, shown_url="s3://")
-    blobs.put("objects/a", b"old")
-    s3.heeds_conditions = False
-    for expected in (None, b"old"):
-        with pytest.raises(StoreError, match="If-Match"):
-            blobs.replace("objects/a", b"x", expected)
-    assert blobs.get("objects/a") == b"old" and list(blobs.marks("")) == ["objects/a"]
-    blobs.close()
-
-
-def test_a_value_too_large_for_redis_is_never_sent(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kamera.store.remote.redis.MAX_BYTES", 3)
-    blobs = RedisBlobs(f"unix://{server.socket}", "p/", timeout=60, retries=0, shown_url="r://")
-    with pytest.raises(ValueError, match="4 bytes are more than the 3"):
-        blobs.put("objects/a", b"1234")
-    assert issubclass(ValueError, blobs.errors)
-    blobs.close()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Sequence
 
 import pytest
 
 from kamera.errors import RemoteUnavailable
-from kamera.store.remote.blobs import BlobHead
 from kamera.store.remote.guard import Breaker, Guard
 from kamera.store.remote.redis import RedisBlobs
 from lab.reliability.redis_server import RedisServer
@@ -66,90 +63,6 @@ def test_of_many_threads_one_makes_the_trial() -> None:
     for thread in threads:
         thread.join()
     assert sorted(allowed) == [False] * 7 + [True]
-
-
-class Flaky:
-    """Blobs of a service that can be switched off; counts what reaches it."""
-
-    url = "flaky://"
-    errors = (ConnectionError,)
-
-    def __init__(self) -> None:
-        self.up = True
-        self.asked = 0
-        self.interrupt = False
-
-    def get(self, name: str) -> bytes | None:
-        self.asked += 1
-        if self.interrupt:
-            raise KeyboardInterrupt
-        if not self.up:
-            raise ConnectionError("nobody there\nwith details")
-        return b"blob"
-
-    def put(self, name: str, data: bytes) -> None:
-        self.get(name)
-
-    def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
-        raise NotImplementedError
-
-    def delete(self, names: Sequence[str]) -> None:
-        raise NotImplementedError
-
-    def replace(self, name: str, data: bytes | None, expected: bytes | None) -> bool:
-        raise NotImplementedError
-
-    def marks(self, folder: str) -> dict[str, str | None]:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
-
-
-def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
-    clock, blobs = Clock(), Flaky()
-    guard = Guard(blobs, breaker(clock), breaker(clock))
-    with caplog.at_level(logging.WARNING):
-        blobs.up = False
-        for _ in range(50):
-            with pytest.raises(RemoteUnavailable, match=r"flaky://.*nobody there") as caught:
-                guard.get("a")
-            assert "\n" not in str(caught.value)
-        assert [r.levelname for r in caplog.records] == ["WARNING"]
-        assert blobs.asked == 2
-        assert guard.reads.counts == {"calls": 2, "failures": 2, "skipped": 48}
-        blobs.up = True
-        clock.now = 10.0
-        for _ in range(5):
-            assert guard.get("a") == b"blob"
-    assert len(caplog.records) == 2 and "again" in caplog.text
-
-
-def test_a_remote_that_refuses_to_write_is_still_read() -> None:
-    class Full(Flaky):
-        def put(self, name: str, data: bytes) -> None:
-            raise ConnectionError("no room")
-
-    guard = Guard(Full(), breaker(Clock()), Breaker("writes", 10.0, 2, Clock()))
-    for _ in range(5):
-        with pytest.raises(RemoteUnavailable, match=r"writes|left alone"):
-            guard.put("a", b"")
-    assert guard.writes.state == "open"
-    assert guard.get("a") == b"blob"
-
-
-def test_an_interrupted_trial_does_not_keep_the_remote_shut() -> None:
-    clock, blobs = Clock(), Flaky()
-    guard = Guard(blobs, breaker(clock), breaker(clock))
-    blobs.up = False
-    for _ in range(2):
-        with pytest.raises(RemoteUnavailable):
-            guard.get("a")
-    clock.now, blobs.up, blobs.interrupt = 10.0, True, True
-    with pytest.raises(KeyboardInterrupt):
-        guard.get("a")
-    clock.now, blobs.interrupt = 20.0, False
-    assert guard.get("a") == b"blob"
 
 
 def test_a_server_that_hangs_is_asked_twice_and_then_left_alone(server: RedisServer) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreError, StoreVersionError
+from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.codec import Codec
-from kamera.store.sources import BytesSource
 from lab.reliability.redis_server import RedisServer
-from tests.store.builders import CONTEXT, assert_same, canonical, join, patch, split
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 CHUNK = "c" * 64
 KEY = canonical().key
@@ -69,52 +67,6 @@ def test_what_one_machine_put_another_gets(url: str) -> None:
         assert stats is not None and (stats.hits, stats.misses, stats.refused) == (3, 1, 0)
 
 
-def test_the_second_look_up_asks_nobody(url: str) -> None:
-    with ChunkStore.open(url) as store:
-        store.put(canonical())
-    with ChunkStore.open(url) as store:
-        first = store.get_canonical(CONTEXT, CHUNK)
-        calls = StoreAdmin(store).stats().remote.calls  # type: ignore[union-attr]
-        assert store.get_canonical(CONTEXT, CHUNK) is first is not None
-        assert StoreAdmin(store).stats().remote.calls == calls  # type: ignore[union-attr]
-
-
-def test_a_patch_is_replaced_and_its_info_follows(url: str) -> None:
-    with ChunkStore.open(url) as store, ChunkStore.open(url) as other:
-        store.put(patch(rank=1, formed="survivor"))
-        store.put(patch(rank=3, formed="patched", seed=9))
-        info = other.info(CONTEXT, CHUNK, ("x", "y"))
-        assert info is not None and (info.rank, info.formed) == (3, "patched")
-        assert other.info(CONTEXT, CHUNK, ("z",)) is None
-        assert_same(other.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(rank=3, formed="patched", seed=9))
-
-
-def test_a_listing_reads_headers_only_and_says_what_is_there(url: str) -> None:
-    other = replace(CONTEXT, anchor="b")
-    # a header that does not fit into the first bytes that are asked for
-    long = canonical("d" * 64, info={"title": "x" * 100_000})
-    with ChunkStore.open(url) as store:
-        store.put(canonical())
-        store.put(long)
-        store.put(canonical(context=other))
-        store.put(patch())
-    with ChunkStore.open(url) as store:
-        assert [len(store.ls(kind)) for kind in (None, "canonical", "exact", "orbit")] == [4, 3, 1, 0]
-        assert {i.chunk_id for i in store.ls("canonical", context=CONTEXT)} == {CHUNK, "d" * 64}
-        assert set(store.contexts_of(CHUNK)) == {CONTEXT, other}
-        assert StoreAdmin(store).stats().remote.hits == 0  # type: ignore[union-attr]
-        assert StoreAdmin(store).verify().ok == 4
-
-
-def test_what_is_deleted_is_gone_for_everybody(url: str) -> None:
-    with ChunkStore.open(url) as store:
-        store.put(canonical())
-        assert StoreAdmin(store).delete(KEY) and not StoreAdmin(store).delete(KEY)
-        assert store.get_canonical(CONTEXT, CHUNK) is None and store.ls() == []
-    with ChunkStore.open(url) as store:
-        assert store.get_canonical(CONTEXT, CHUNK) is None
-
-
 def test_tenants_of_one_remote_do_not_see_each_other(url: str) -> None:
     with ChunkStore.open(url, tenant="me") as mine, ChunkStore.open(url, tenant="you") as yours:
         context = replace(CONTEXT, tenant="me")
@@ -125,26 +77,7 @@ def test_tenants_of_one_remote_do_not_see_each_other(url: str) -> None:
             assert_same(again.get_canonical(context, CHUNK), canonical(context=context))
 
 
-def test_a_sealed_tenant_shares_a_remote_by_its_secret(remote: Redis) -> None:
-    context = replace(CONTEXT, tenant="acme")
-    secret = "a secret of many bytes"
-    with ChunkStore.open(remote.url, tenant="acme", secret=secret) as store:
-        store.put(canonical(context=context))
-    keys = remote.client.keys("*")
-    assert len(keys) == 1 and KEY.encode() not in keys[0]
-    with ChunkStore.open(remote.url, tenant="acme", secret=secret) as store:
-        assert_same(store.get_canonical(context, CHUNK), canonical(context=context))
-    for other in (None, "another secret of many bytes"):
-        with ChunkStore.open(remote.url, tenant="acme", secret=other) as store:
-            assert store.get_canonical(context, CHUNK) is None and store.ls() == []
-
-
 # -- a remote that lies ----------------------------------------------------------------------------
-
-
-def newer(data: bytes) -> bytes:
-    outer, kamera, rest = split(data)
-    return join(outer, kamera | {"format": 99}, rest)
 
 
 LIES = {
@@ -195,72 +128,6 @@ def test_a_remote_that_swaps_everything_serves_nothing(remote: Redis) -> None:
         assert len(remote.names("quarantine")) == len(chunks) and not remote.names()
 
 
-def test_an_old_version_of_a_patch_says_itself_what_it_is_worth(remote: Redis) -> None:
-    with ChunkStore.open(remote.url) as store:
-        key = store.put(patch(rank=1, formed="survivor"))
-        old = remote.read(key)
-        store.put(patch(rank=3, formed="exact", seed=9))
-    remote.write(key, old)
-    with ChunkStore.open(remote.url) as store:
-        got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))
-        assert_same(got, patch(rank=1, formed="survivor"))
-
-
-def test_an_object_of_a_newer_format_stays_where_it_is(remote: Redis) -> None:
-    with ChunkStore.open(remote.url) as store:
-        store.put(canonical())
-    data = newer(remote.read(KEY))
-    remote.write(KEY, data)
-    with ChunkStore.open(remote.url) as store:
-        with pytest.raises(StoreVersionError, match="format 99"):
-            store.get_canonical(CONTEXT, CHUNK)
-        assert store.ls() == []
-        assert len(StoreAdmin(store).verify().refused) == 1
-    assert remote.read(KEY) == data and not remote.names("quarantine")
-
-
-def test_damage_is_not_set_aside_over_what_came_in_its_place(
-    remote: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ChunkStore.open(remote.url) as store:
-        store.put(canonical())
-    good = remote.read(KEY)
-    remote.write(KEY, good[:-1])
-    with ChunkStore.open(remote.url) as store:
-        opened = Codec.open
-
-        def overtaken(self: Codec, source: BytesSource, name: str, where: str) -> object:
-            remote.write(KEY, good)
-            return opened(self, source, name, where)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Codec, "open", overtaken)
-            with pytest.raises(CorruptChunk, match="replaced meanwhile"):
-                store.get_canonical(CONTEXT, CHUNK)
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-    assert not remote.names("quarantine")
-
-
-def test_who_asks_for_the_info_of_a_damaged_object_sets_it_aside(remote: Redis) -> None:
-    with ChunkStore.open(remote.url) as store:
-        store.put(canonical())
-    remote.write(KEY, remote.read(KEY)[:150])
-    with ChunkStore.open(remote.url) as store:
-        with pytest.raises(CorruptChunk, match="moved to"):
-            store.info(CONTEXT, CHUNK)
-        assert store.info(CONTEXT, CHUNK) is None
-    assert remote.names("quarantine")
-
-
-def test_verify_reads_everything_and_tells_what_is_damaged(remote: Redis) -> None:
-    with ChunkStore.open(remote.url) as store:
-        store.put(canonical())
-        store.put(patch())
-        remote.write(KEY, remote.read(KEY)[:-1])
-        report = StoreAdmin(store).verify()
-    assert report.ok == 1 and len(report.quarantined) == 1 and KEY in report.quarantined[0]
-
-
 # -- a remote that does not work -------------------------------------------------------------------
 
 
@@ -278,22 +145,6 @@ def test_nobody_there_makes_misses_and_the_first_one_is_told(
         assert stats is not None and stats.reads == "open" and stats.failures == 2 and stats.skipped > 30
         assert "Error" in stats.last_error
         assert len(caplog.records) == 1 and "miss" in caplog.text
-
-
-def test_what_cannot_be_deleted_is_an_error_and_stays(server: RedisServer) -> None:
-    with ChunkStore.open(server.url()) as store:
-        store.put(canonical())
-        assert not store.flush(30).unsaved
-        server.pause()
-        with ChunkStore.open(server.url("timeout=0.1&retries=0")) as hasty:  # it asks while nobody answers
-            with pytest.raises(RemoteUnavailable):
-                StoreAdmin(hasty).delete(KEY)
-            with pytest.raises(RemoteUnavailable):
-                StoreAdmin(hasty).delete("0" * 64)  # nobody can tell whether there is one
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        server.resume()
-    with ChunkStore.open(server.url()) as store:
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
 def test_after_a_killed_server_only_memory_serves(server: RedisServer) -> None:
@@ -330,18 +181,6 @@ def test_a_server_out_of_memory_serves_and_what_is_put_waits(server: RedisServer
         assert not store.flush(30).unsaved
     with ChunkStore.open(server.url("timeout=60")) as store:
         assert_same(store.get_canonical(CONTEXT, "b"), canonical("b"))
-
-
-def test_a_key_of_something_else_is_refused_by_name(remote: Redis, server: RedisServer) -> None:
-    with ChunkStore.open(remote.url) as store:
-        store.put(canonical())
-        [key] = remote.names().values()
-        remote.client.delete(key)
-        remote.client.rpush(key, b"a list, no value")
-    with ChunkStore.open(remote.url) as store:
-        with pytest.raises(ForeignKey, match="another type"):
-            store.get_canonical(CONTEXT, CHUNK)
-        assert StoreAdmin(store).stats().remote.failures == 0  # type: ignore[union-attr]
 
 
 def test_pending_objects_stay_and_dropped_ones_are_reported(
@@ -382,36 +221,3 @@ def test_passwords_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
         assert store.get_canonical(CONTEXT, CHUNK) is None
         assert store.url == "redis://127.0.0.1:1/3"
         assert "hunter2" not in f"{store!r} {StoreAdmin(store).stats()} {caplog.text}"
-
-
-@pytest.mark.parametrize("query", ["timeout=0", "timeout=soon", "retries=-1", "timeout=nan", "cooldown=0"])
-def test_limits_that_are_none_are_refused(query: str) -> None:
-    with pytest.raises(ValueError, match=r"timeout.*retries"):
-        ChunkStore.open(f"redis://host?{query}")
-
-
-def test_a_url_that_its_library_does_not_take_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for url in ("s3://", f"obstore+file://{tmp_path}/file/below"):
-        with pytest.raises(StoreError, match="cannot open") as caught:
-            ChunkStore.open(url)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("module, url", [("redis", "redis://host"), ("obstore", "s3://bucket")])
-def test_a_missing_library_is_told_with_its_extra(
-    module: str, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    for driver in ("redis", "objects"):
-        monkeypatch.delitem(sys.modules, f"kamera.store.remote.{driver}", raising=False)
-    with pytest.raises(StoreError, match=r"kamera\[remote\]"):
-        ChunkStore.open(url)
-
-
-def test_a_cache_or_its_limit_without_a_remote_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="remote"):
-        ChunkStore.open(tmp_path / "s", cache=tmp_path / "c")
-    with pytest.raises(ValueError, match="cache"):
-        ChunkStore.open("redis://host", disk_limit="1GiB")
-    assert not list(tmp_path.iterdir())
