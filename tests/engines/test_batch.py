@@ -9,7 +9,6 @@ from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.engines.hf import forwards
 from kamera.errors import NotRelocatable
-from kamera.ops import kv_copy
 from tests.engines.compare import encoded, text, worst
 from tests.models import samples, tiny
 
@@ -53,18 +52,6 @@ def test_a_row_is_the_span_alone(family):
     assert worst(rows[0], alone[2]) > 1e-3  # rows differ, so an exchange of two would show
 
 
-def test_what_is_prefilled_apart_is_the_callers_own():
-    backbone = tiny.backbone("llava")
-    span, other = text(5, 1), text(5, 2)
-    anchor, (where, _) = placed(backbone, [span, other])
-    live = backbone.live()
-    live.show([Span(anchor, None, (0,) * backbone.axes)], room=8)
-    (kept,) = backbone.prefill([span], [where], live, apart=True)
-    before = kv_copy(kept)
-    backbone.prefill([other], [where], live)
-    assert worst(kept, before) == 0.0
-
-
 def test_rows_without_an_anchor_stand_alone():
     backbone = tiny.backbone("qwen2_vl")
     spans, where = [text(5, 1), text(5, 2)], torch.arange(5).expand(backbone.axes, -1)
@@ -81,24 +68,6 @@ def test_a_decoder_with_experts_takes_no_batch(family):
     where = torch.arange(5).expand(backbone.axes, -1)
     with pytest.raises(ValueError, match="cannot share a forward"):
         backbone.prefill(spans, [where, where], apart=True)
-
-
-def test_a_picture_whose_mask_the_outer_model_makes_goes_alone():
-    backbone = tiny.backbone("gemma3")
-    assert backbone.form(encoded(backbone, "gemma3")).row is None
-    assert backbone.form(text(5, 1)).row == backbone.form(text(5, 2)).row != None  # noqa: E711
-
-
-def test_other_shapes_have_another_form():
-    backbone = tiny.backbone("qwen3_vl")
-    picture = encoded(backbone, "qwen3_vl")
-    forms = {backbone.form(s).row for s in (text(5), text(6), picture, encoded(backbone, "qwen3_vl", 1))}
-    assert len(forms) == 3
-    where = [torch.arange(n).expand(3, -1) for n in (5, 6)]
-    with pytest.raises(ValueError, match="2 spans of different forms"):
-        backbone.prefill([text(5), text(6)], where, apart=True)
-    with pytest.raises(ValueError, match="0 spans"):
-        backbone.prefill([], [], apart=True)
 
 
 def test_a_row_past_the_models_limit_is_refused():

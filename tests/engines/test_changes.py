@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -130,20 +128,6 @@ def test_a_changed_model_is_refused_until_it_is_refreshed(change: Callable[[Any]
     assert error(engine, new) < 1e-4
 
 
-def test_a_model_put_back_is_the_first_one_again():
-    backbone = Backbone(tiny.build(FAMILY))
-    engine, before = backbone.engine, backbone.fingerprint
-    window = make(engine, None, *chunks(engine), policy=EXACT)
-    weight = _layer(backbone.model).mlp.up_proj.weight
-    kept = weight.detach().clone()
-    with torch.no_grad():
-        weight.mul_(2)
-        other = backbone.refresh()
-        weight.copy_(kept)
-    assert (backbone.refresh() == before) and other != before
-    assert error(engine, window) < 1e-4
-
-
 def test_switching_merging_and_disabling_an_adapter_is_noticed():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -184,76 +168,7 @@ def test_switching_merging_and_disabling_an_adapter_is_noticed():
 # -- rotary frequencies ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["written", "replaced"])
-def test_rotary_angles_that_changed_are_refused_by_a_refresh_too(how: str):
-    backbone = Backbone(tiny.build(FAMILY))
-    engine, inner = backbone.engine, backbone.model.model.language_model
-    window = make(engine, None, chunks(engine)[0])
-    if how == "written":
-        inner.rotary_emb.inv_freq.mul_(1.01)
-    else:
-        config = backbone.model.config.text_config
-        config.rope_parameters = config.rope_parameters | {"rope_theta": 5e3}
-        inner.rotary_emb = type(inner.rotary_emb)(config)
-    for _ in range(2):
-        with pytest.raises(ModelChanged, match=REFUSED):
-            window.slide(1)
-        with pytest.raises(ModelChanged, match=r"rotary angles.*make a new Backbone"):
-            backbone.refresh()
-    again = Backbone(backbone.model)
-    assert again.engine.layout != engine.layout
-    with pytest.raises(IncompatibleChunk):
-        make(again.engine).append(chunks(tiny.backbone(FAMILY))[0])
-
-
-@pytest.mark.parametrize("family", ["longrope", "dynamic_ntk"])
-def test_frequencies_that_a_forward_chooses_are_no_change(family: str):
-    backbone = Backbone(tiny.build(family))
-    before, engine = backbone.fingerprint, backbone.engine
-    rotary, limit = engine.decoder.rotary_emb, engine.limits.below
-    assert limit is not None
-    stood = rotary.inv_freq.clone()
-    with torch.no_grad():
-        # past the limit: a user's own, which Kamera refuses
-        backbone.model(input_ids=samples.text_ids(limit + 40, seed=3)[None])
-    assert not torch.equal(rotary.inv_freq, stood)
-    assert backbone.fingerprint == before
-    assert backbone.refresh() == before
-
-
 # -- autocast --------------------------------------------------------------------------------------
-
-
-def test_autocast_around_an_append_is_refused():
-    backbone = tiny.backbone(FAMILY)
-    store = ChunkStore.open("memory://")
-    one, two = chunks(backbone)
-    window = make(backbone, store, one)
-    before = backbone.fingerprint
-    with torch.autocast("cpu", torch.bfloat16):
-        half = backbone.fingerprint
-        with pytest.raises(IncompatibleChunk, match="autocast"):
-            window.append(two)
-        inner = chunks(backbone)[1]
-        make(backbone, store, inner)  # a window of its own may run so
-        assert inner.fingerprint == half
-    with torch.autocast("cpu", torch.float16):
-        assert backbone.fingerprint not in (before, half)
-    with torch.autocast("cpu", enabled=False):
-        assert backbone.fingerprint == before
-    window.append(two)
-    assert len({info.context for info in store.ls("canonical")}) == 2
-
-
-def test_training_mode_is_another_model_as_long_as_it_lasts():
-    backbone = HfEngine(tiny.build(FAMILY))
-    window = make(backbone, None, *chunks(backbone), policy=EXACT)
-    backbone.model.train()
-    with pytest.raises(IncompatibleChunk, match="make a new window"):
-        window.slide(1)
-    assert error(backbone, make(backbone, None, *chunks(backbone), policy=EXACT)) < 1e-4
-    backbone.model.eval()
-    assert error(backbone, window) < 1e-4
 
 
 # -- later work ------------------------------------------------------------------------------------
@@ -284,51 +199,3 @@ def test_later_work_runs_no_forward_of_a_model_that_changed_meanwhile():
 
 
 # -- what it costs ---------------------------------------------------------------------------------
-
-
-def calls_of(function: Callable[[], Any]) -> int:
-    """Calls of Python functions in one run."""
-    count = 0
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def test_a_look_costs_as_many_calls_whatever_the_model_holds():
-    """All is compared in C: what Python calls does not grow with the tensors."""
-    small, large = (HfEngine(tiny.build(FAMILY)) for _ in range(2))
-    for i in range(500):
-        _layer(large.model).mlp.register_buffer(f"b{i}", torch.zeros(1))
-        _layer(large.model).mlp.add_module(f"m{i}", nn.Linear(1, 1))
-    large.refresh()
-    counts = [calls_of(lambda e=engine: e.check(e.fingerprint)) for engine in (small, large)]
-    assert counts[0] == counts[1] <= 40, counts
-
-
-def test_an_operation_looks_at_the_model_once(monkeypatch):
-    engine = HfEngine(tiny.build(FAMILY))
-    window = make(engine, None, *chunks(engine))
-    window.flush()
-    looks, look = [], HfEngine.check
-    monkeypatch.setattr(HfEngine, "check", lambda self, given: looks.append(given) or look(self, given))
-    chunk = samples.chunk(engine, samples.sample(FAMILY, 7), "p7")
-    for act in (
-        lambda: window.append(chunk),
-        lambda: window.append(engine.chunk_from_tensors(torch.arange(5, 9))),
-        lambda: window.plan_slide(),
-        lambda: window.reorder([1, 0, *range(2, len(window))]),
-        lambda: window.next_token_logits(QUESTION),
-        lambda: window.slide(1),
-    ):
-        looks.clear()
-        act()
-        assert len(looks) == 1
-        window.flush()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kamera import Backbone
-from kamera.engines import checkpoint, checkpoint_fingerprint
+from kamera.engines import checkpoint_fingerprint
 from kamera.engines.hf import HfEngine
 from kamera.errors import UnsupportedBackbone
-from kamera.testbed import weights_dir
 from tests.models import tiny
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -62,11 +59,6 @@ def test_a_backbone_has_the_fingerprint_of_its_files(folder):
         folder, dtype="bfloat16"
     )
     assert HfEngine(backbone.model).fingerprint != of(folder)  # a live model is in no file
-
-
-def test_the_backbone_that_ships_has_it_too():
-    backbone = Backbone.from_pretrained(weights_dir(), dtype="float32", by_files=True).engine
-    assert backbone.fingerprint == of(weights_dir())
 
 
 def _byte(folder: Path) -> None:
@@ -152,62 +144,6 @@ def test_settings_that_change_nothing_do_not(folder):
     assert of(folder) == dtype
 
 
-def test_none_of_the_settings_stands_for_another(folder):
-    """Equal text in another argument: a setting can take no other's place."""
-    text = {"a": "b"}
-    given = [{"overrides": text}, {"pixels": text}, {"kv_dtype": "a"}, {"dtype": "a"}]
-    assert len({of(folder, **one) for one in given}) == len(given)
-
-
-def test_tensors_count_however_they_are_spread_over_files(folder):
-    whole, tensors = of(folder), load_file(folder / "model.safetensors")
-    names = sorted(tensors)
-    (folder / "model.safetensors").unlink()
-    for i, some in enumerate((names[:3], names[3:])):
-        save_file({name: tensors[name] for name in some}, folder / f"model-{i}.safetensors", {"format": "pt"})
-    assert of(folder) == whole
-
-
-def test_adapters_change_it_in_any_order(folder, tmp_path):
-    adapters = []
-    for i in range(2):
-        (tmp_path / str(i)).mkdir()
-        edited(tmp_path / str(i), "adapter_config.json", r=2, base_model_name_or_path=f"/of/{i}")
-        save_file({"lora_A": torch.full((2, 4), float(i))}, tmp_path / str(i) / "adapter_model.safetensors")
-        adapters.append(tmp_path / str(i))
-    prints = [of(folder), *(of(folder, adapters=some) for some in ([adapters[0]], [adapters[1]], adapters))]
-    assert len(set(prints)) == 4 and prints[3] == of(folder, adapters=adapters[::-1])
-
-
-def test_a_file_is_hashed_once_and_again_when_it_changed(folder, monkeypatch):
-    hashed: list[str] = []
-    real = checkpoint._hash
-    monkeypatch.setattr(checkpoint, "_SETTLED", 0)
-    monkeypatch.setattr(checkpoint, "_hash", lambda *given: hashed.append("one") or real(*given))
-    first = of(folder)
-    count = len(hashed)
-    assert count > 5 and of(folder) == first and len(hashed) == count
-    _byte(folder)
-    assert of(folder) != first and len(hashed) == 2 * count
-
-
-def test_a_model_that_changed_has_a_fingerprint_of_its_own_until_it_is_put_back(folder):
-    backbone = Backbone.from_pretrained(folder, dtype="float32", by_files=True)
-    files, weight = backbone.fingerprint, next(backbone.model.parameters())
-    own = weight.detach().clone()
-    with torch.no_grad():
-        weight += 1
-        changed = backbone.refresh()
-        weight.copy_(own)
-    assert backbone.refresh() == files
-    hook = backbone.model.model.layers[0].register_forward_hook(lambda m, args, out: out * 2)
-    hooked = backbone.fingerprint
-    hook.remove()
-    assert len({files, changed, hooked}) == 3 and backbone.fingerprint == files
-    named = Backbone.from_pretrained(folder, dtype="float32", by_files=True, variant="steered")
-    assert named.fingerprint not in (files, changed, hooked)
-
-
 @pytest.mark.parametrize("how", ["options", "meanwhile"])
 def test_a_model_that_is_not_what_its_files_say_has_one_of_its_own(folder, how, monkeypatch):
     options = {}
@@ -248,15 +184,3 @@ def test_folders_that_have_none_are_refused_by_name(folder, how):
     with pytest.raises(UnsupportedBackbone) as refused:
         of(folder)
     assert "\n" not in str(refused.value)
-
-
-def test_it_is_computed_where_no_transformers_is_installed(folder):
-    """In a process that cannot import it: the same digest."""
-    code = (
-        "import sys; sys.modules['transformers'] = None\n"
-        "from kamera.engines import checkpoint_fingerprint\n"
-        "print(checkpoint_fingerprint(sys.argv[1], dtype='float32'))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == Backbone.from_pretrained(folder, dtype="float32", by_files=True).fingerprint

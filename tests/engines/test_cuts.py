@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from torch import nn
 
 from kamera import ChatSession, ChunkStore, KameraWindow
-from kamera.engines.hf import HfEngine, prove_cuts
+from kamera.engines.hf import HfEngine
 from kamera.errors import UnsupportedBackbone
-from tests.cli.run import kamera
 from tests.content.templates import TALK
 from tests.models import processors, tiny
 
@@ -73,19 +71,6 @@ def test_scales_of_a_whole_call_are_found_wherever_they_are(build, dtype, caplog
         KameraWindow(backbone, ChunkStore.open("memory://"), torch.tensor([5, 6]))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_scales_of_a_token_are_no_cut(dtype):
-    backbone = HfEngine(_as(tiny.build("llava", dtype), PerToken, "language_model"))
-    assert backbone.facts.no_reuse == ""
-    assert prove_cuts(backbone).holds
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "deepseek_v32", "gemma3", "longrope"])
-def test_rounding_is_no_cut(family, dtype):
-    assert tiny.backbone(family, dtype).facts.no_reuse == ""
-
-
 def test_a_session_answers_by_the_plain_model_and_says_why():
     model = int8(processors.matching_model())
     backbone = HfEngine(model, processors.picture_processor())
@@ -100,13 +85,3 @@ def test_a_session_answers_by_the_plain_model_and_says_why():
     assert turn.text == backbone.builder.detokenize(plain)
     assert turn.report.uncached.startswith("UnsupportedBackbone: the forward of this Qwen2_5_VL")
     assert store.ls() == []
-
-
-def test_doctor_refuses_it_with_the_reason(capsys, monkeypatch):
-    backbone = HfEngine(int8(tiny.build("llava")))
-    monkeypatch.setattr("kamera.cli.options.Loading.load", lambda *_, **__: backbone)
-    done = kamera(capsys, "doctor", "any", "--format", "json")
-    assert done.code == 1
-    assert done.document["reason"] == backbone.facts.no_reuse
-    assert not done.document["proofs"][0]["holds"]
-    assert json.dumps(done.document)

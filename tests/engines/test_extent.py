@@ -7,8 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.content import Encoded
-from kamera.engines.extent import Extents, chunk_positions, text_start
 from kamera.errors import IncompatibleChunk
 from kamera.patches.chunks import Facts, compact_positions, text_positions
 from tests.models import samples, tiny
@@ -38,35 +36,6 @@ def test_sums_of_extents_are_the_models_own_positions(family, order, anchor):
     assert torch.equal(torch.cat([whole[:, :anchor], *places, tail], dim=1), whole)
 
 
-def test_positions_that_depend_on_antecedents_have_no_extent():
-    """A made-up model in which a span starts at a multiple of four: no sum of what each span adds."""
-
-    def positions(ids, inputs):
-        places, at = [], 0
-        for span in ids:
-            at = -(-at // 4) * 4 if span.shape[0] > 1 else at
-            places.append(torch.arange(span.shape[0]) + at)
-            at += span.shape[0]
-        return torch.cat(places)[None]
-
-    extents = Extents(positions, ())
-    assert extents.of("odd", torch.arange(7), {}) is None
-    assert extents.of("even", torch.arange(8), {}) is None  # five tokens of text stand before it
-    assert extents.of("one", torch.arange(1), {}) is not None
-
-
-def test_pictures_that_would_touch_are_left_to_the_model():
-    """Without a text token between them, two pictures are one span of picture tokens to the model."""
-    backbone = tiny.backbone("qwen2_5_vl")
-    chunk = samples.chunk(backbone, samples.sample("qwen2_5_vl", 0))
-    encoded = backbone.encode(chunk)
-    kinds = encoded.position_inputs["mm_token_type_ids"]
-    inside = kinds.nonzero().flatten()
-    bare = {n: (t[inside] if n == "mm_token_type_ids" else t) for n, t in encoded.position_inputs.items()}
-    assert backbone.extents.of_all([("bare", Encoded(encoded.input_ids[inside], bare, {}))]) is None
-    assert backbone.extents.of_all([(chunk.id, encoded)]) is not None
-
-
 def test_touching_pictures_are_left_to_the_model():
     """Each stands behind itself; the two together are what the model refuses, and so does the window."""
     backbone = tiny.backbone("qwen2_5_vl")
@@ -85,7 +54,3 @@ def test_touching_pictures_are_left_to_the_model():
         backbone.positions([f.encoded.input_ids for f in facts], [f.position_inputs for f in facts])
     with pytest.raises(IncompatibleChunk, match="right behind another"):
         compact_positions(backbone, text, facts)
-
-
-def test_no_chunk_stands_right_behind_the_anchor():
-    assert (chunk_positions(9, []), text_start(9, []).tolist()) == ([], [[9]])

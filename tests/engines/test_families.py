@@ -40,12 +40,6 @@ def bound(name: str) -> float:
     return 5e-5 if name.startswith("gemma4") else 1e-5
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_equal_layers_are_one_object(name):
-    layout = backbone(name).layout
-    assert len({id(spec) for spec in layout}) == len(set(layout))
-
-
 @pytest.mark.parametrize(("name", "kind"), moves())
 def test_relocation_equals_prefill_at_the_new_position(name, kind):
     b, offset = backbone(name), move(name, kind)
@@ -196,26 +190,6 @@ def test_a_whole_clip_on_the_clock_relocates(name, seconds):
     here, _ = forwards.run(b, span, home)
     want, _ = forwards.run(b, span, there)
     assert worst(relocate_kv(here, b.layout, offset), want) <= 1e-5
-
-
-def test_a_clip_of_timestamped_frames_relocates():
-    b = backbone("qwen3_vl")
-    span = b.encode(samples.chunk(b, samples.video_sample("qwen3_vl")))
-    (home,) = positions(b, span)
-    _, there = positions(b, encoded(b, "qwen3_vl"), span)
-    offset = uniform_offset(home, there)
-    assert offset is not None
-    here, _ = forwards.run(b, span, home)
-    want, _ = forwards.run(b, span, there)
-    assert worst(relocate_kv(here, b.layout, offset), want) <= 1e-5
-
-
-def test_video_positions_follow_the_clock():
-    b = backbone("qwen2_5_vl")  # two position steps per second
-    for seconds, steps in ((0.5, [3, 4, 5]), (1.5, [3, 6, 9]), (4.0, [3, 11, 19])):
-        given = samples.video_sample("qwen2_5_vl", seconds=seconds)
-        (place,) = positions(b, b.encode(samples.chunk(b, given)))
-        assert place[0, 3 : 3 + 12].tolist() == [t for t in steps for _ in range(4)]
 
 
 @pytest.mark.parametrize(("seconds", "uniform"), [(1.0, True), (1.5, True), (0.7, False)])

@@ -106,15 +106,6 @@ def test_an_alias_leads_to_no_chunk_of_another_context(other):
     assert match([1, PAD, 2], [Placeholder(1, 1, "hash")], known, 0) == ()
 
 
-def test_an_alias_counts_only_with_the_chunks_own_tokens():
-    known = Recognised(OWN, [row("c", [1, PAD, 2], media=("hash",), vision="v")])
-    picture = [Placeholder(1, 1, "hash")]
-    assert [m.row.chunk_id for m in match([1, PAD, 2], picture, known, 0)] == ["c"]
-    assert match([1, PAD, 3], picture, known, 0) == ()
-    assert match([1, PAD, 2], [Placeholder(1, 1, "another")], known, 0) == ()
-    assert match([1, PAD, 2], [], known, 0) == ()  # a text that spells a placeholder
-
-
 def test_a_windows_prompt_is_recognised_from_the_rows_of_its_store(tmp_path):
     """No tensor is read: the objects are gone, their rows are enough."""
     backbone, made = rig("qwen2_5_vl", 4)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
-import weakref
 
 import pytest
 import torch
@@ -15,9 +13,7 @@ from hypothesis import strategies as st
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.engines.hf import live as module
-from kamera.engines.hf.live import LiveCache
-from kamera.engines.hf.room import RoomKV
-from kamera.ops import KV, LowRank, Patch, apply_patch, kv_copy, kv_tensors
+from kamera.ops import KV, apply_patch, kv_copy, kv_tensors
 from tests.engines.compare import worst
 from tests.models import samples, tiny
 from tests.window.rig import same_bits
@@ -121,37 +117,6 @@ def held(kv: KV) -> int:
     return sum(t.nbytes for t in kv_tensors(kv))
 
 
-def test_what_is_appended_is_in_memory_once():
-    pieces = Pieces("qwen2_5_vl")
-    for count in (30, 40, 50):
-        pieces.append(count)
-    assert all(isinstance(span.kv, RoomKV) and held(span.kv) == 0 for span in pieces.spans[1:])
-    assert pieces.live.show(pieces.spans).bytes_copied == 0, "it was written where it stands"
-
-
-def test_keys_that_turn_leave_a_copy_of_the_keys_alone():
-    pieces = Pieces("qwen2_5_vl")
-    pieces.append(30, 40)
-    pieces.show([(0, 0), (1, 5)])
-    still, turned = (span.kv for span in pieces.spans[1:])
-    whole = held(pieces.true[id(turned)])
-    assert held(still) == 0 and held(turned) == whole // 2
-    pieces.show([(0, 0), (1, 0)])
-    assert held(turned) == 0, "it stands as it was computed again"
-    pieces.check()
-
-
-def test_what_nobody_refers_to_is_not_copied_when_it_is_overwritten(monkeypatch):
-    pieces = Pieces("qwen2_5_vl")
-    pieces.append(30, 40, 50)
-    left = []
-    monkeypatch.setattr(RoomKV, "copy_out", lambda self, channels=None: left.append(self))
-    pieces.show([(0, 0), (1, 0)])
-    gc.collect()
-    pieces.append(60)  # over the place of what left
-    assert not left
-
-
 def test_what_somebody_refers_to_is_copied_before_it_is_overwritten():
     pieces = Pieces("qwen2_5_vl")
     pieces.append(30, 40)
@@ -160,46 +125,6 @@ def test_what_somebody_refers_to_is_copied_before_it_is_overwritten():
     assert held(gone) == 0, "nothing stands in its place yet"
     pieces.append(60)
     assert held(gone) > 0 and same_bits(gone, pieces.true[id(gone)])
-
-
-def test_what_left_and_is_referred_to_is_copied_before_its_room_grows():
-    pieces = Pieces("qwen2_5_vl")
-    pieces.append(30, 40)
-    gone, block = pieces.spans[2].kv, pieces.live.tensors.parts[0]["k"]
-    pieces.show([(0, 0)])
-    assert held(gone) == 0, "nothing stands in its place yet"
-    pieces.append(4_000)
-    assert pieces.live.tensors.parts[0]["k"].shape[2] > block.shape[2], "the room has grown"
-    assert held(gone) > 0 and same_bits(gone, pieces.true[id(gone)])
-
-
-def test_kv_that_a_new_room_shows_patched_is_copied_out_of_the_old_one():
-    pieces = Pieces("qwen2_5_vl")
-    pieces.append(30)
-    kv = pieces.spans[1].kv
-    patch = Patch.of(
-        [
-            {c.name: LowRank(torch.ones(30, 1), torch.ones(c.features, 1)) for c in spec.channels}
-            for spec in pieces.backbone.layout
-        ],
-        kv.groups,
-    )
-    pieces.live.show(pieces.spans)
-    assert held(kv) == 0, "it stands in the room alone"
-    with pieces.live.lend():  # while it is read, the room is not written to
-        pieces.live.show([pieces.spans[0], Span(kv, patch, pieces.still)])
-    true = pieces.true[id(kv)]
-    assert same_bits(kv, true)
-    assert worst(pieces.live.read(1), apply_patch(true, patch, pieces.backbone.layout, pieces.still)) <= 1e-5
-    assert not same_bits(pieces.live.read(1), true), "the patch shows"
-
-
-def test_only_what_was_written_right_behind_the_spans_stands_there():
-    pieces = Pieces("qwen2_5_vl")
-    pieces.live.show(pieces.spans, room=30)
-    with pieces.live.lend() as cache:
-        assert pieces.live.adopt(cache, 4, [1]) is None
-        assert pieces.live.adopt(object(), 5, [1]) is None, "another cache"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -222,17 +147,6 @@ def test_a_write_that_fails_loses_nothing(family, monkeypatch):
         pieces.live.show(spans)
         pieces.check()
     assert calls
-
-
-def test_a_room_that_everybody_has_left_is_freed():
-    pieces = Pieces("qwen2_5_vl")
-    pieces.append(30, 40)
-    room = weakref.ref(pieces.live._room)
-    with pieces.live._reading():  # a question is being asked: a change takes a room of its own
-        pieces.show([(1, 0), (0, 0)])
-    gc.collect()
-    assert room() is None
-    pieces.check()
 
 
 def test_threads_that_read_and_a_window_that_moves_see_the_same_kv():
@@ -258,11 +172,3 @@ def test_threads_that_read_and_a_window_that_moves_see_the_same_kv():
     for reader in readers:
         reader.join()
     assert not wrong
-
-
-def test_a_live_cache_that_holds_nothing_gives_copies():
-    pieces = Pieces("qwen2_5_vl")
-    pieces.live = LiveCache(pieces.backbone)
-    pieces.append(30)
-    assert not isinstance(pieces.spans[1].kv, RoomKV)
-    pieces.check()

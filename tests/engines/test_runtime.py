@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera.engines import PositionLimits
 from kamera.engines.hf import Backbone, HfEngine, describe, forwards, prove_patch, prove_relocation
-from kamera.engines.hf.cache import new_cache
 from kamera.errors import NotRelocatable, UnsupportedBackbone
-from kamera.ops import kv_slice, layer_groups, relocate_kv
+from kamera.ops import kv_slice, layer_groups
 from tests.engines.compare import encoded, positions, relative, text, worst
 from tests.models import samples, tiny
 from tests.models.hooks import hooked
@@ -60,31 +58,10 @@ def test_the_probe_reads_off_what_the_family_is(name):
     assert d.takes_pixels == (name in samples.PICTURED)
 
 
-def test_scaling_limits_layers_and_bytes_are_described():
-    yarn = describe(backbone("llava_yarn"))
-    assert yarn.attention_scaling == pytest.approx(1.2079, abs=1e-4)
-    assert describe(backbone("llava")).attention_scaling == 1.0
-    shared = describe(backbone("gemma4_shared"))
-    assert (shared.layers, shared.kv_layers) == (4, 2)
-    mla = describe(backbone("deepseek_v32"))
-    assert mla.bytes_per_token == 3 * 4 * (24 + 8 + 16)
-    assert mla.channels == ("c_kv[1x24]", "k_pe[1x8] phased 0:8", "k_idx[1x16] phased 0:8")
-    half = describe(backbone("deepseek_v32", torch.bfloat16))
-    assert (half.dtype, half.bytes_per_token) == ("bfloat16", mla.bytes_per_token // 2)
-
-
 def test_gemmas_layer_types_have_frequencies_of_their_own():
     ropes = [spec.channels[0].rope for spec in backbone("gemma4").layout]
     assert ropes[0] == ropes[2] != ropes[1] == ropes[3]
     assert 0.0 in ropes[1].inv_freq
-
-
-def test_frequencies_are_the_modules_own_also_where_it_was_cast():
-    model = build("qwen2_5_vl").to(torch.bfloat16)
-    b = HfEngine(model)
-    buffer = model.model.language_model.rotary_emb.inv_freq
-    assert buffer.dtype == torch.bfloat16
-    assert b.layout[0].channels[0].rope.inv_freq == tuple(buffer.double().tolist())
 
 
 REASONS = {
@@ -127,25 +104,6 @@ def test_positions_past_the_limit_are_refused_with_the_reason(name, reason):
         with pytest.raises(NotRelocatable, match=f"position {LIMIT} .*{LIMIT}: .*{reason}"):
             run()
     assert describe(b).position_limit == LIMIT
-
-
-@pytest.mark.parametrize("name", LIMITED)
-def test_past_the_limit_relocation_would_be_wrong(name, monkeypatch):
-    """The limit is where the model changes, not a number we chose."""
-    b = backbone(name)
-    monkeypatch.setattr(b, "limits", PositionLimits())
-    span = text(12)
-    home = torch.arange(12)[None]
-    here, _ = forwards.run(b, span, home)
-    for step, holds in ((LIMIT - 12, True), (LIMIT + 40, False)):
-        there = new_cache(b.model.config)
-        forwards.run(b, span, home + step, there)  # past the refusal
-        want = [
-            {c.name: getattr(layer, c.tensor)[0] for c in spec.channels}
-            for layer, spec in zip(there.layers, b.layout, strict=True)
-        ]
-        assert (worst(relocate_kv(here, b.layout, (step,)), want) < 1e-4) == holds
-    forwards.run(b, span, home)  # a short forward resets what a long one switched
 
 
 def test_proofs_hold_on_every_layout_and_name_what_fails():
@@ -234,16 +192,6 @@ def test_eager_and_sdpa_agree_and_masks_are_never_boolean(name):
         caches.append(kv)
     assert worst(*caches) <= (5e-5 if name.startswith("gemma4") else 1e-5)
     assert kinds == {torch.float32}
-
-
-def test_probing_changes_neither_weights_nor_mode():
-    model = build("qwen3_vl").train()
-    before = {n: p.clone() for n, p in model.named_parameters()}
-    state = torch.random.get_rng_state()
-    HfEngine(model)
-    assert model.training
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")

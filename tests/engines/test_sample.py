@@ -8,11 +8,10 @@ import torch
 
 from kamera.engines import Sampling, Span
 from kamera.errors import UnsupportedBackbone
-from kamera.ops import Completion, Design, SampleSize, kv_concat, kv_of, relocate_kv, token_kernel
+from kamera.ops import Completion, Design, kv_concat, kv_of, token_kernel
 from lab.recompute import recompute
 from tests.engines.compare import encoded, offset_between, positions, text, worst
 from tests.lab.test_recompute import BIDIRECTIONAL, GQA, MLA, SERVED, case
-from tests.models.hooks import hooked
 from tests.models.tiny import backbone as tiny
 
 
@@ -146,45 +145,3 @@ def test_pictures_whose_tokens_see_each_other_are_refused(name):
     (kv,) = b.prefill([span], [place])
     with pytest.raises(UnsupportedBackbone, match="see each other"):
         b.sample([Sampling(span, place, 0, all_of(span, place))], live_of(b, (kv, (0,) * b.axes)))
-
-
-def test_the_design_takes_what_is_new_first_and_says_what_is_open():
-    generator = torch.Generator().manual_seed(0)
-    kinds = torch.randn(6, 12, generator=generator)
-    like = kinds[torch.arange(24) % 6] + 0.01 * torch.randn(24, 12, generator=generator)
-    apart = torch.cdist(like, like).square()
-    design = Design.of(torch.exp(-apart / (2 * 0.25 * apart.median())))
-    assert sorted(i % 6 for i in design.order[:6].tolist()) == list(range(6))
-    assert design.open[0] == 1.0
-    assert design.open[6] < 0.05 < design.open[5]
-    assert bool((design.open.diff() <= 1e-6).all())
-    assert design.size(None, 0.05).tokens == 6
-    assert design.size(0.25, 0.05) == SampleSize(6, round(float(design.open[6]), 6))
-    assert design.size(0.2, 0.05) is None, "five tokens leave a sixth kind open"
-    odd = Design.of(torch.eye(23))
-    assert odd.size(0.5, 1.0).tokens == 11 and Design.of(torch.eye(1)).size(0.5, 1.0) is None
-    assert Design.of(torch.eye(8)).size(None, 0.4) is None
-
-
-def test_a_kernel_is_the_same_wherever_the_chunk_stands():
-    c = case(GQA)
-    offset = tuple(7 + 3 * axis for axis in range(c.backbone.axes))
-    moved = relocate_kv(c.blind, c.backbone.layout, offset)
-    here = token_kernel(c.blind, c.backbone.layout, c.place)
-    there = token_kernel(moved, c.backbone.layout, c.place + torch.tensor(offset)[:, None])
-    assert torch.allclose(here, there, atol=1e-4)
-    unturned = token_kernel(moved, c.backbone.layout, torch.zeros_like(c.place))
-    assert not torch.allclose(here, unturned, atol=1e-2)
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_the_last_layer_computes_no_more_than_its_kv(name):
-    c = case(name)
-    ran: list[int] = []
-    layers = c.backbone.decoder.layers
-    hooks = [(m.register_forward_hook, lambda *_, i=i: ran.append(i)) for i, m in enumerate(layers)]
-    with hooked(c.backbone, *hooks):
-        made = sampled(c, whole_completion(c))
-    last = max(i for i, spec in enumerate(c.backbone.layout) if spec.channels)
-    assert ran == list(range(last)), "a layer whose KV is the last does not finish"
-    assert all(layer for layer, spec in zip(made, c.backbone.layout, strict=True) if spec.channels)

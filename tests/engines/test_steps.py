@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import KameraWindow, ReusePolicy
-from kamera.engines.hf import HfEngine, describe, steps
+from kamera.engines.hf import HfEngine, steps
 from kamera.sessions.sampling import Seeded
-from kamera.window import Arrange, former_of, respond, sequence_of
+from kamera.window import Arrange, former_of, respond
 from tests.models import tiny
 from tests.models.hooks import hooked
 from tests.window.rig import QUESTION, Snapshot, make, rig, watching
@@ -98,12 +97,6 @@ def test_rows_answer_as_they_do_alone(family):
     assert [a.tolist() for a in together] == [a.tolist() for a in alone]
     assert bool(reason) is (family == "longrope")
     assert rows == ([1] * 10 if reason else [3, 3, 2, 1, 1])
-
-
-def test_why_answers_are_not_rows_is_said():
-    assert "leaves state" in tiny.backbone("longrope").steps.why_serial
-    assert "depends on those beside it" in tiny.backbone("unknown").steps.why_serial
-    assert describe(tiny.backbone("longrope")).serial_decode == tiny.backbone("longrope").steps.why_serial
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "deepseek_v3", "mistral_sliding"])
@@ -192,33 +185,6 @@ def test_a_forward_that_fails_fails_in_all_its_rows_and_in_no_other():
     ]
 
 
-def test_a_slow_row_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr(steps, "_LEAST", 0.001)
-    monkeypatch.setattr(steps, "_PATIENCE", 0.0)
-    backbone, chunks = rig("qwen3_vl", 3)
-    windows = [make(backbone, None, *chunks[:n]) for n in (1, 2)]
-    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=n) for w, n in zip(windows, (2, 8), strict=True)]
-    other_is_done = threading.Event()
-
-    def blocked(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        assert other_is_done.wait(60)
-        return scores
-
-    def last(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        if len(ids[0]) == prompt + 8:
-            other_is_done.set()
-        return torch.tensor([False])
-
-    prompt = len(sequence_of(windows[1]).input_ids) + len(QUESTION)
-    slow = {"max_new_tokens": 2, "logits_processor": [blocked]}
-    assert [
-        torch.equal(a, b)
-        for a, b in zip(
-            at_once(windows, [slow, {"max_new_tokens": 8, "stopping_criteria": [last]}]), want, strict=True
-        )
-    ] == [True, True]
-
-
 # -- counting ----------------------------------------------------------------------------------------
 
 
@@ -244,96 +210,6 @@ def test_accounts_bear_each_shared_forward_once_and_each_row_its_tokens():
 
 
 # -- places ------------------------------------------------------------------------------------------
-
-
-def occupied(rows: steps.Steps, tokens: int, until: threading.Event, order: list[int]) -> threading.Thread:
-    """A thread that has a place until then; it notes its tokens when it gets one."""
-
-    def stay() -> None:
-        with rows.row(tokens):
-            order.append(tokens)
-            until.wait(60)
-
-    thread = threading.Thread(target=stay)
-    thread.start()
-    return thread
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
-def test_places_are_given_in_order_by_rows_and_by_bytes():
-    backbone = tiny.backbone("qwen3_vl")
-    rows = steps.Steps(backbone, rows=2, live_bytes=100 * backbone.facts.bytes_per_token)
-    order: list[int] = []
-    leave = {n: threading.Event() for n in (150, 60, 50, 30, 20)}
-    threads = []
-    for n in (150, 60, 50, 30, 20):
-        threads.append(occupied(rows, n, leave[n], order))
-        eventually(lambda: len(rows._rows) + len(rows._waiting_rows) == sum(t.is_alive() for t in threads))
-    assert order == [150]  # more than all places have: alone
-    leave[150].set()
-    eventually(lambda: order == [150, 60])  # 50 does not fit beside it, and the smaller ones stay behind
-    leave[60].set()
-    eventually(lambda: order == [150, 60, 50, 30])  # 20 would fit by its bytes: there are two rows
-    for event in leave.values():
-        event.set()
-    for thread in threads:
-        thread.join()
-    assert order == [150, 60, 50, 30, 20]
-
-
-def test_a_question_within_an_answer_needs_no_other_place(monkeypatch):
-    backbone, chunks = rig("qwen3_vl", 3)
-    monkeypatch.setattr(backbone, "steps", steps.Steps(backbone, rows=1))
-    monkeypatch.setattr(steps, "_LEAST", 0.001)
-    outer, inner = make(backbone, None, chunks[0]), make(backbone, None, chunks[1])
-    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in (outer, inner)]
-    said: list[torch.Tensor] = []
-
-    def ask(ids: Any, scores: torch.Tensor) -> torch.Tensor:
-        said.append(inner.generate(QUESTION, **GREEDY, max_new_tokens=3))
-        return scores
-
-    assert torch.equal(outer.generate(QUESTION, **GREEDY, max_new_tokens=3, logits_processor=[ask]), want[0])
-    assert all(torch.equal(s, want[1]) for s in said) and len(said) == 3
-
-
-def test_streamers_that_wait_for_windows_whose_owners_wait_for_a_place_are_answered(monkeypatch):
-    """The owner of the inner window waits for a place; who has it waits, in a streamer, for that window."""
-    backbone, chunks = rig("qwen3_vl", 3)
-    places = steps.Steps(backbone, rows=1)
-    monkeypatch.setattr(backbone, "steps", places)
-    monkeypatch.setattr(steps, "_LEAST", 0.001)
-    outer, inner = make(backbone, None, chunks[0]), make(backbone, None, chunks[1])
-    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in (outer, inner)]
-    said: dict[str, torch.Tensor] = {}
-
-    def generate(name: str, window: KameraWindow, **options: Any) -> None:
-        said[name] = window.generate(QUESTION, **GREEDY, max_new_tokens=3, **options)
-
-    owner = threading.Thread(target=generate, args=("owner", inner), daemon=True)
-
-    def ask(ids: Any, scores: torch.Tensor) -> torch.Tensor:
-        if owner.ident is None:
-            owner.start()
-            eventually(lambda: bool(places._waiting_rows))
-            generate("inner", inner)
-        return scores
-
-    holder = threading.Thread(
-        target=generate, args=("outer", outer), kwargs={"logits_processor": [ask]}, daemon=True
-    )
-    holder.start()
-    holder.join(60)
-    assert not holder.is_alive()
-    owner.join(60)
-    assert torch.equal(said["outer"], want[0])
-    assert torch.equal(said["inner"], want[1]) and torch.equal(said["owner"], want[1])
 
 
 # -- any order ---------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
-from kamera.engines import Recipe
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.clients import Offline
 from kamera.engines.vllm.serving import FIELD, recipe_of
@@ -182,11 +181,6 @@ def test_with_a_salt_nobody_reads_blind_pages(bed, episodes):
     assert not any(poisoned(bed, episodes))
 
 
-def test_without_a_salt_others_read_blind_pages(bed, monkeypatch):
-    monkeypatch.setattr(Recipe, "salt", property(lambda recipe: recipe.context.tenant))
-    assert share(poisoned(bed, range(420, 430))) >= 0.8
-
-
 def test_equal_recipes_share_pages(bed):
     window = stored(bed, HELD_OUT.episode(302, layout="LLLI").frames, DEFAULT)
     images = [frame.image for frame in HELD_OUT.episode(302, layout="LLLI").frames]
@@ -342,22 +336,3 @@ def test_a_window_over_the_engine_answers_from_what_the_engine_alone_has_stored(
         assert 6 <= now.forwards <= 21 and 5 <= later.forwards <= 6  # an answer is of one to four tokens
     assert share([right for done in sessions for right in done.right]) >= 0.95
     assert bed.side.encodes - before == 5 * 6  # each picture once: no operation encodes again
-
-
-def test_what_a_slide_needs_is_prefilled_before_it(bed):
-    episode, window, ahead = HELD_OUT.episode(650, layout="LLLI"), engine_window(bed), engine_window(bed)
-    for frame in episode.frames:
-        window.append(frame.content)
-    window.generate("value of tag A?", 1)
-    window.keep()
-    settled(window, {"canonical", "stored"})
-    before = window.usage().later.forwards
-    assert window.anticipate() == 1 and window.usage().later.forwards == before + 1
-    for frame in episode.frames[1:]:
-        ahead.append(frame.content)
-    settled(ahead, {"canonical", "stored"})
-    assert window.anticipate() == 0  # all of it is stored
-    assert [slot.origin for slot in window.slide()] == ["canonical", "stored", "stored"]
-    question = bound(episode, [1, 2, 3])[0]
-    answer = window.generate(question.text, 4)
-    assert answer.text == question.answer and answer.supplied == len(window.recipe().ids)

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
-from kamera.engines import Recipe
 from kamera.ops import PatchBudget
 from kamera.store.admin.admin import StoreAdmin
 from kamera.window import former_of
@@ -91,23 +90,6 @@ def test_a_recognised_prompt_answers_as_a_cold_engine_without_an_encode(bed):
         assert tokens == 0 and same(served, told)
 
 
-def test_a_recipe_and_a_recognised_prompt_that_say_the_same_share_pages(bed):
-    scene = Scene(bed, 4020)
-    ask(bed.llm, scene.plain(), scene.window.recipe().to_json())
-    _, tokens = supplied(bed, scene.plain())
-    assert tokens < 32
-
-
-def test_pages_that_a_prefill_has_made_are_not_left_for_the_store(bed):
-    scene = Scene(bed, 4021)
-    tables = scheduler_of(bed.llm).connector.scheduler.tables
-    scheduler_of(bed.llm).connector.scheduler.tables = None
-    cold = ask(bed.llm, scene.plain())
-    scheduler_of(bed.llm).connector.scheduler.tables = tables
-    served, tokens = supplied(bed, scene.plain())
-    assert tokens == 0 and served.num_cached_tokens >= scene.tokens - 32 and same(cold, served)
-
-
 def poisoned(bed: Bed, numbers: range) -> list[bool]:
     """Whether requests that may be served exact KV alone answer otherwise after one that was served less."""
     tables, wrong = scheduler_of(bed.llm).connector.scheduler.tables, []
@@ -136,11 +118,6 @@ def _coarse(tables: Any) -> Any:
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_other_prompt_meets_pages_of_a_recognised_one(bed, count):
     assert poisoned(bed, range(50 * count, 51 * count)) == [False] * count
-
-
-def test_without_a_salt_others_would(bed, monkeypatch):
-    monkeypatch.setattr(Recipe, "salt", property(lambda recipe: recipe.context.tenant))
-    assert sum(poisoned(bed, range(10_300, 10_310))) >= 5
 
 
 def test_prompts_of_others_are_computed(bed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,14 +14,11 @@ import torch
 
 from kamera import ChunkStore
 from kamera.engines import Placeholder, Recipe
-from kamera.engines.vllm import prompts
-from kamera.engines.vllm.harvest import antecedent_name
 from kamera.engines.vllm.known import KnownPrompts, Least
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
-from kamera.engines.vllm.scheduler import SchedulerSide, picture_name
+from kamera.engines.vllm.scheduler import SchedulerSide
 from kamera.engines.vllm.stores import Stores
-from kamera.errors import RemoteUnavailable
 from kamera.ops import Blocks, PatchBudget, ids_digest
 from kamera.store import CanonicalRecord, Context, ObjectInfo, Outline
 from kamera.store.admin.admin import StoreAdmin
@@ -33,7 +29,6 @@ OWN = Context("f", ids_digest(ANCHOR))
 BUDGET = PatchBudget(4, None)
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 IDS = {A: (10, 20), B: (11, 9, 9, 21), C: (12, 22, 32)}
-PAD = 9  # the placeholder of B's picture
 TOKENS = (*ANCHOR, *IDS[A], *IDS[B], *IDS[C], 7, 8)
 PICTURE = [Placeholder(6, 2, B)]
 
@@ -85,13 +80,6 @@ def test_a_prompt_of_stored_chunks_has_the_recipe_of_its_window():
     assert Recipe.from_json(recipe.to_json()) == recipe  # its keys are those of its fields
 
 
-def test_a_recognised_prompt_shares_pages_with_the_recipe_that_says_the_same():
-    recipe = recognised()
-    told = Recipe.from_json(recipe.to_json())
-    salts = {each.salt for each in (recipe, told)}
-    assert len(salts) == 1 and salts.isdisjoint({"", replace(recipe, parts=recipe.parts[:2]).salt})
-
-
 @pytest.mark.parametrize("changed", range(len(ANCHOR)))
 def test_a_changed_system_prompt_is_not_recognised(changed):
     other = list(TOKENS)
@@ -99,16 +87,6 @@ def test_a_changed_system_prompt_is_not_recognised(changed):
     assert recognised(ids=other) is None
     assert recognised(ids=TOKENS[1:]) is None and recognised(ids=ANCHOR) is None
     assert recognised([*CHUNKS, *PATCHES]) is None  # its KV is not stored
-
-
-def test_a_system_prompt_that_only_begins_as_a_stored_one_is_not_recognised():
-    long = tuple(range(100, 140))
-    own = Context("f", ids_digest(long))
-    outline = Outline.of(torch.tensor(long), torch.arange(40)[None], (40,))
-    row = replace(ANCHOR_ROW, chunk_id=own.anchor, context=own, tokens=40, outline=outline)
-    table = KnownPrompts(BUDGET, [*ROWS, row])
-    assert table.recipe("f", np.array([*long, 7]), [], "patched").anchor_ids == long
-    assert table.recipe("f", np.array([*long[:-1], 99, 7]), [], "patched") is None
 
 
 @pytest.mark.parametrize("field", ["fingerprint", "anchor", "kv"])
@@ -148,30 +126,6 @@ def test_exact_serves_what_equals_a_prefill_and_is_not_salted():
 )
 def test_a_patch_that_a_window_would_not_take_is_not_served(spoilt):
     assert served([ANCHOR_ROW, *CHUNKS, spoilt]) == [(A, "exact")]
-
-
-def test_a_survivor_is_served_only_where_the_setting_permits_and_knew_the_fewest():
-    gone, more = "d" * 64, "e" * 64
-    rows = [ANCHOR_ROW, *CHUNKS, patch(B, [more, gone, A]), patch(B, [gone, A]), patch(B, [A, gone])]
-    assert served(rows) == [(A, "exact")]
-    recipe = recognised(rows, least="survivor")
-    assert [(p.guarantee, p.antecedents) for p in recipe.parts] == [("exact", ()), ("survivor", (gone, A))]
-    own = antecedent_name(B, (gone, A), (A,))
-    behind = [*rows, patch(C, [A, own], "survivor")]  # formed behind just that survivor
-    assert served(behind, least="survivor") == [(A, "exact"), (B, "survivor"), (C, "patched")]
-    assert served([*rows, *PATCHES], least="survivor") == served()
-
-
-def test_pictures_are_known_by_their_chunks_id_or_by_an_alias():
-    assert [picture_name(f"{B}/1"), picture_name("shop/1"), picture_name(B)] == [B, "shop/1", B]
-    hashed = [ANCHOR_ROW, CHUNKS[0], canonical(B, media=("hash",)), *PATCHES]
-    for known, name, count in (
-        (ROWS, "hash", 1), (ROWS, B, 3), (hashed, "hash", 2), (hashed, "other", 1), (hashed, B, 2),
-    ):  # fmt: skip
-        assert len(served(known, media=[Placeholder(6, 2, name)])) == count, name
-    harvested = [ANCHOR_ROW, CHUNKS[0], replace(canonical(B, media=(B,)), base=""), *PATCHES]
-    assert len(served(harvested)) == 2
-    assert len(served(media=[])) == len(served(harvested, media=[])) == 1  # a text that spells placeholders
 
 
 # -- stores, and the scheduler's side ----------------------------------------------------------------
@@ -236,16 +190,6 @@ def settle(tables: PromptTables, tenant: str = "") -> KnownPrompts:
     return found
 
 
-def test_a_recognised_request_is_supplied_without_a_look_at_the_store(tmp_path):
-    fill(tmp_path, A)
-    made = side(tmp_path)
-    made.rows.count_stored = None  # a look would fail
-    request = Request("r")
-    made.arrive(request)
-    assert made.match(request, 0) == 5 and made.match(request, 4) == 1
-    assert (request.cache_salt, request.block_hashes) == (None, [b"first"])
-
-
 def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
     fill(tmp_path, A)
     made, request = side(tmp_path), Request("r", salt="")
@@ -261,69 +205,6 @@ def test_what_is_patched_is_salted_before_its_pages_are_looked_up(tmp_path):
     other = Request("s", mm_features=[picture])
     made.arrive(other, local=12)  # all of it stands in pages as it is: they are exact
     assert (other.block_hashes, made.match(other, 12)) == ([b"first"], 0)
-
-
-def test_no_block_more_than_the_prefix_cache_has_is_no_reason_to_load(tmp_path):
-    fill(tmp_path, A)
-    made = side(tmp_path, block=4)
-    for local, supplied in ((0, 5), (1, 4), (2, 0), (5, 0)):
-        request = Request(f"r{local}")
-        made.arrive(request, local)
-        assert made.match(request, local) == supplied
-
-
-def test_while_a_store_is_read_a_request_waits_and_is_salted_when_it_answers(tmp_path):
-    fill(tmp_path, A)
-    made = side(tmp_path)
-    tenant = made.tables._tenants[""]
-    table, tenant.table, tenant.next_look = KnownPrompts(BUDGET, ROWS), None, time.monotonic() + 60
-    picture = SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B)
-    one, exact = Request("one", mm_features=[picture]), Request("exact")
-    for request in (one, exact):
-        made.arrive(request)
-        assert made.match(request, 0) is None and request.block_hashes == [b"first"]
-    tenant.table = table
-    assert made.match(one, 0) is None and one.block_hashes != [b"first"]  # its pages are looked up anew
-    assert made.match(one, 0) == 12
-    assert made.match(exact, 0) == 5 and exact.block_hashes == [b"first"]
-    made.leave("one")
-    assert made.match(one, 0) == 0
-
-
-def test_a_prompt_that_the_engine_counts_otherwise_is_computed(tmp_path):
-    fill(tmp_path, A)
-    made = side(tmp_path)
-    made.positions = SimpleNamespace(of=lambda request: torch.arange(len(TOKENS))[None] + 1)
-    made.arrive(request := Request("r"))
-    assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
-
-
-@pytest.mark.parametrize("data", [None, {"address": 1}], ids=["none", "in shared memory"])
-def test_a_prompt_with_a_picture_of_unknown_size_is_computed(tmp_path, data):
-    def counted(ids, features):
-        return torch.zeros(3, len(ids)), features[0].data["image_grid_thw"]
-
-    fill(tmp_path, A)
-    made = side(tmp_path)
-    made.positions._model = SimpleNamespace(get_mrope_input_positions=counted)
-    made.arrive(request := Request("r", mm_features=[mm_feature(data=data)]))
-    assert made.match(request, 0) == 0 and request.block_hashes == [b"first"]
-
-
-def mm_feature(**given: Any) -> SimpleNamespace:
-    return SimpleNamespace(mm_position=SimpleNamespace(offset=6, length=2), identifier=B, **given)
-
-
-def test_requests_that_need_their_own_prefill_are_left_alone(tmp_path):
-    fill(tmp_path, A)
-    made = side(tmp_path)
-    for name in ("skip_reading_prefix_cache", "resumable"):
-        request = Request(name, **{name: True})
-        made.arrive(request)
-        assert made.match(request, 0) == 0
-    off = SchedulerSide(made.stores, MODEL, made.positions)
-    off.arrive(request := Request("off"))
-    assert off.match(request, 0) == 0
 
 
 def test_tenants_do_not_see_each_others(tmp_path):
@@ -350,47 +231,3 @@ def test_a_missed_object_ends_recognition_until_the_rows_are_read_again(tmp_path
     settle(made.tables)
     made.arrive(later := Request("t"))
     assert made.match(later, 0) == 3  # the anchor is there still
-
-
-def test_tables_take_up_what_has_come_and_are_made_anew_when_something_has_left(tmp_path, monkeypatch):
-    store = fill(tmp_path, A)
-    tables = PromptTables(Stores(str(tmp_path)), BUDGET, "patched", 1)
-    table = settle(tables)
-    assert table.rows == 2
-    store.put(record(C))
-    assert settle(tables) is table and table.rows == 3
-    StoreAdmin(store).delete(record(A).key)
-    store.put(record(B))
-    renewed = settle(tables)
-    assert renewed is not table and renewed.rows == 3
-    monkeypatch.setattr(prompts, "_FEW", 1)
-    store.put(record(A))
-    assert settle(tables) is not renewed
-
-
-def test_a_store_that_does_not_answer_costs_its_tables_nothing_that_they_had(tmp_path, monkeypatch):
-    fill(tmp_path, A), fill(tmp_path, C, tenant="t")
-    tables = PromptTables(Stores(str(tmp_path)), BUDGET, "patched", 1)
-    assert settle(tables).rows == 2
-
-    def fail(*args: Any, **given: Any) -> Any:
-        raise RemoteUnavailable("down")
-
-    with monkeypatch.context() as down:
-        down.setattr(ChunkStore, "ls", fail)
-        assert settle(tables).rows == 2
-        assert settle(tables, "t").rows == 0  # computed, until it answers
-    assert settle(tables, "t").rows == 2
-
-
-def test_tables_are_bounded(tmp_path, monkeypatch):
-    fill(tmp_path, A, B, C), fill(tmp_path, A, tenant="t")
-    tables = PromptTables(Stores(str(tmp_path)), BUDGET, "patched", 1)
-    monkeypatch.setattr(prompts, "_ROWS", 4)
-    assert settle(tables).rows == 3  # the anchor and the newest
-    settle(tables, "t")
-    assert list(tables._tenants) == ["t"]
-    monkeypatch.setattr(prompts, "_TENANTS", 2)
-    for tenant in ("u", "v", "w"):
-        settle(tables, tenant)
-    assert list(tables._tenants) == ["v", "w"]
