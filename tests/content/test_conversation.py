@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from kamera.edits import difference
 from kamera.engines.hf import HfEngine
 from kamera.errors import (
     ModalityNotSupported,
-    NotSegmentable,
-    ProcessorRequired,
     UnreadableMedia,
     UnsafeText,
     WindowFull,
@@ -25,8 +22,6 @@ from tests.content.habits import BEGIN, END, HABITS, ITEMS
 from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
 from tests.models import processors
 from tests.sessions.rig import seeing, speaking
-
-SYSTEM = {"role": "system", "content": "You are careful."}
 
 
 def _whole(processor: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
@@ -53,14 +48,6 @@ def test_text_renders_to_the_templates_own_tokens(style, talk):
     _check_segments(rendered)
 
 
-@pytest.mark.parametrize("style", ["thinking", "headers", "instructions", "plain"])
-def test_a_system_message_renders_to_the_same_tokens(style):
-    tokenizer = templates.speaker(style)
-    rendered = Conversations(tokenizer).render([SYSTEM, *TALK])
-    assert rendered.ids.tolist() == _whole(tokenizer, [SYSTEM, *TALK])
-    _check_segments(rendered)
-
-
 def test_tools_and_thinking_render_to_the_same_tokens():
     tokenizer = templates.speaker("thinking")
     rendered = Conversations(tokenizer).render(AGENT, tools=TOOLS)
@@ -83,17 +70,6 @@ def test_pictures_render_to_the_processors_tokens(count):
     assert rendered.ids.tolist() == list(whole)
     _check_segments(rendered)
     assert sum(s.kind == "image" for s in rendered.segments) == count
-
-
-def test_a_pictures_segment_is_its_wrapper_and_its_tokens():
-    processor = templates.seeing()
-    rendered = Conversations(processor).render(screens(1))
-    (image,) = [s for s in rendered.segments if s.media is not None]
-    pad, wrapped = processors.SPECIAL.index("<|image_pad|>"), rendered.tokens(image).tolist()
-    assert [wrapped[0], wrapped[-1]] == [
-        processors.SPECIAL.index(f"<|vision_{e}|>") for e in ("start", "end")
-    ]
-    assert set(wrapped[1:-1]) == {pad} and pad not in rendered.ids[: image.start].tolist()
 
 
 def test_each_pictures_inputs_are_those_of_the_whole_prompt():
@@ -134,42 +110,12 @@ def test_the_next_turn_keeps_every_segment_but_its_own(style):
     assert len(change.kept) >= len(before.segments) - 1
 
 
-def test_stripped_thinking_is_the_only_difference():
-    conversations = Conversations(templates.speaker("thinking"))
-    thinking = [*TALK[:1], {"role": "assistant", "content": "<think>\nlook\n</think>\n\nIt ends there."}]
-    before, after = conversations.render(thinking), conversations.render([*thinking, TALK[2]])
-    change = difference(before, after)
-    assert [before.segments[i].messages for i in change.removed] == [(1, 2)]
-    assert [after.segments[j].messages for j in change.inserted] == [(1, 2), (2, 3)]
-
-
 def test_a_line_edited_in_long_text_leaves_the_far_segments():
     conversations = Conversations(templates.speaker("thinking"))
     edited = [dict(m) for m in LONG_TALK]
     edited[3]["content"] = edited[3]["content"].replace("line 30:", "line thirty:")
     change = difference(conversations.render(LONG_TALK), conversations.render(edited))
     assert len(change.kept) > 6 and 1 <= len(change.inserted) <= 2
-
-
-def test_text_without_lines_is_cut_at_the_longest():
-    conversations = Conversations(templates.speaker("headers"), longest=40)
-    rendered = conversations.render([{"role": "user", "content": "word " * 100}])
-    assert max(s.num_tokens for s in rendered.segments) == 40
-
-
-def test_turns_and_tags_are_the_templates_own_tokens():
-    tokenizer = templates.speaker("headers")
-    rendered = Conversations(tokenizer).render(TALK)
-    said = [tokenizer.decode(rendered.ids[a:b]) for a, b in rendered.turns]
-    assert said[1] == "<|start_header_id|>assistant<|end_header_id|>\n\nIt ends there.<|eot_id|>"
-    tags = [tokenizer.decode(rendered.ids[a:b]) for a, b in rendered.tags]
-    assert tags[:2] == ["<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"]
-
-
-def test_a_role_the_template_refuses_is_named():
-    conversations = Conversations(templates.speaker("turns"))
-    with pytest.raises(ModalityNotSupported, match="System role not supported"):
-        conversations.render([SYSTEM, *TALK])
 
 
 def test_a_placeholder_in_plain_text_is_refused():
@@ -187,23 +133,6 @@ def test_text_that_opens_a_turn_is_refused(style):
     messages = [{"role": "user", "content": f"hello {opener}system"}]
     with pytest.raises(UnsafeText, match="spells a special token"):
         Conversations(tokenizer).render(messages)
-
-
-def test_a_picture_for_a_text_model_is_refused():
-    with pytest.raises(ModalityNotSupported, match="takes text only, a message holds image"):
-        Conversations(templates.speaker("headers")).render(screens(1))
-
-
-def test_a_tokenizer_without_a_template_is_refused():
-    with pytest.raises(ProcessorRequired, match="no chat template"):
-        Conversations(processors.tokenizer())
-
-
-def test_no_messages_and_no_length_are_refused():
-    with pytest.raises(ValueError, match="no messages"):
-        Conversations(templates.speaker("plain")).render([])
-    with pytest.raises(ValueError, match="longest=0"):
-        Conversations(templates.speaker("plain"), longest=0)
 
 
 def _listed(message: dict[str, Any]) -> dict[str, Any]:
@@ -240,21 +169,6 @@ OBJECTS = (
 )
 
 
-def test_outputs_of_a_processor_that_the_model_does_not_take_are_left_out():
-    engine = seeing()
-    engine = HfEngine(engine.model, copy.copy(engine.processor))
-    kind = type(engine.processor)
-
-    class Telling(kind):
-        def __call__(self, *given, **named):
-            return {**super().__call__(*given, **named), "names": ["a picture"], "lines": [[1], [1, 2]]}
-
-    shown = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "x"}]
-    plain = engine.chunk(shown).id
-    engine.builder.format.processor.__class__ = Telling
-    assert engine.chunk(shown).id == plain
-
-
 # -- texts as they were written --------------------------------------------------------------------
 
 WRITTEN = [
@@ -276,14 +190,6 @@ def test_text_stays_as_it_was_written(habit):
         rendered = Conversations(processor).render(WRITTEN[:count])
         assert rendered.ids.tolist() == _whole(processor, WRITTEN[:count])
         _check_segments(rendered)
-
-
-@pytest.mark.parametrize("habit", ["trims strings", "strips thoughts", "asks how a text begins"])
-def test_each_message_has_its_own_segments_whatever_its_text(habit):
-    processor = processors.picture_processor(HABITS[habit])
-    rendered = Conversations(processor).render(WRITTEN)
-    assert {s.messages for s in rendered.segments} == {(i, i + 1) for i in range(len(WRITTEN))}
-    assert [s.role for s in rendered.segments if s.media] == ["user"]
 
 
 def test_a_text_in_a_form_that_the_template_drops_is_refused_by_name():
@@ -330,29 +236,6 @@ def test_entries_that_the_template_reads_are_its_own():
     for refused in (Conversations(templates.seeing()).render, seeing().chunk):
         with pytest.raises(UnreadableMedia, match="'caption', which Kamera does not know"):
             refused(messages)
-
-
-def test_an_entry_that_the_template_reads_spells_no_token():
-    processor = processors.picture_processor(_CAPTIONS + END)
-    shown = {"type": "image", "image": picture(1), "caption": "<|im_end|>"}
-    engine = HfEngine(processors.matching_model(), processor)
-    for refused in (Conversations(processor).render, engine.chunk):
-        with pytest.raises(UnsafeText, match="spells a special token"):
-            refused([{"role": "user", "content": [shown]}])
-
-
-class _Adding(processors.PictureProcessor):
-    """Writes something of its own behind a prompt."""
-
-    def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
-        return super().__call__(images=images, text=[f"{one}." for one in text], **options)
-
-
-def test_a_processor_that_writes_more_than_its_media_is_refused_by_name():
-    made = processors.picture_processor()
-    processor = _Adding(made.image_processor, made.tokenizer, chat_template=made.chat_template)
-    with pytest.raises(NotSegmentable, match="makes other tokens of the whole prompt than of its texts"):
-        Conversations(processor).render(screens(1))
 
 
 # -- what a history costs --------------------------------------------------------------------------
@@ -405,38 +288,3 @@ def test_a_history_far_too_long_is_refused_before_it_is_tokenised_whole():
     with pytest.raises(WindowFull, match="positions, this model 1000: remove messages"):
         conversations.render([{"role": "user", "content": "a line of text\n" * 100_000}])
     assert sum(map(len, watched.tokenised)) < 100_000
-
-
-def test_no_history_waits_for_another():
-    """One whose template never ends keeps no other from being rendered."""
-    entered, leave = threading.Event(), threading.Event()
-
-    class Slow(_Watched):
-        def apply_chat_template(self, messages: Any, **options: Any) -> Any:
-            if messages[0]["content"] == "wait":
-                entered.set()
-                leave.wait()
-            return super().apply_chat_template(messages, **options)
-
-    conversations = Conversations(Slow(templates.speaker("headers")))
-    waiting = threading.Thread(target=conversations.render, args=([{"role": "user", "content": "wait"}],))
-    waiting.start()
-    try:
-        assert entered.wait(60)
-        assert conversations.render(TALK).num_tokens
-    finally:
-        leave.set()
-        waiting.join()
-
-
-def test_a_tokenizer_that_tells_no_characters_cuts_at_its_special_tokens():
-    class Slow(_Watched):
-        is_fast = False
-
-        def __call__(self, text: str, **options: Any) -> Any:
-            return {"input_ids": super().__call__(text, **options)["input_ids"]}
-
-    words = templates.speaker("headers")
-    rendered, fast = (Conversations(one).render(LONG_TALK) for one in (Slow(words), words))
-    assert rendered.ids.tolist() == fast.ids.tolist()
-    assert [s.id for s in rendered.segments] == [s.id for s in fast.segments]

@@ -1,7 +1,5 @@
 """Kimi's pictures through Pillow: the patches of the stock processor, videos refused by name."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -43,14 +41,6 @@ def test_patches_are_those_of_a_slow_cutter(width, height):
     assert got["image_grid_thw"].tolist() == [[1, rows, columns]]
 
 
-def test_several_pictures_stand_one_after_another():
-    pictures = KimiPictures(patch_size=8)
-    shown = [picture(32, 16, 1), picture(16, 48, 2)]
-    together = pictures(shown, return_tensors="pt")["pixel_values"]
-    alone = [pictures([image], return_tensors="pt")["pixel_values"] for image in shown]
-    assert torch.equal(together, torch.cat(alone))
-
-
 def test_a_picture_above_the_budget_shrinks_and_keeps_its_shape():
     height, width = fit(1000, 500, 10, 200, 10**6)
     assert (height // 10) * (width // 10) <= 200 and abs(height / width - 2) < 0.05
@@ -60,19 +50,6 @@ def test_a_picture_above_the_budget_shrinks_and_keeps_its_shape():
         "image_grid_thw"
     ]
     assert grid.tolist() == [[1, 4, 6]], "22 x 45 pixels, padded to whole blocks"
-
-
-def test_a_picture_of_partial_blocks_needs_resizing():
-    with pytest.raises(ValueError, match="40 x 24 pixels is not a multiple of 16"):
-        KimiPictures(patch_size=8, do_resize=False)([picture(40, 24)])
-
-
-def test_settings_are_saved_under_the_stock_name(tmp_path):
-    KimiPictures(patch_size=8, image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert saved["image_processor_type"] == "Kimi_K25ImageProcessor"
-    again = KimiPictures.from_pretrained(tmp_path)
-    assert again.patch_size == 8 and list(again.image_mean) == [0.1, 0.2, 0.3]
 
 
 def test_a_video_is_refused_by_name():

@@ -13,15 +13,13 @@ from kamera import ChunkStore, KameraWindow
 from kamera.engines.hf import HfEngine
 from kamera.errors import (
     EmptyChunk,
-    ModalityNotSupported,
-    ProcessorRequired,
     RoleNotSupported,
     UnreadableMedia,
     UnsafeText,
 )
 from kamera.window import former_of, sequence_of
-from tests.content.test_prompt import GEMMA, LLAVA
-from tests.models import processors, tiny
+from tests.content.test_prompt import GEMMA
+from tests.models import processors
 
 TOOLS = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}<|im_start|>user\n<tool_response>\n{{ text(m) }}"
@@ -106,25 +104,6 @@ def test_a_chunk_of_messages_keeps_their_roles(backbone, name):
     assert spelt(backbone, chunk.input_ids) == want
 
 
-def test_a_users_message_is_its_content(backbone):
-    for content in ("hello", ["a", picture()], [{"type": "text", "text": "x"}]):
-        assert backbone.chunk(say("user", content)).id == backbone.chunk(content).id
-        assert backbone.chunk([say("user", content)]).id == backbone.chunk(content).id
-
-
-def test_a_tools_answer_is_written_as_the_template_has_it(tools):
-    chunk = tools.chunk(say("tool", "4 C"))
-    assert spelt(tools, chunk.input_ids) == f"{END}{USER}<tool_response>\n4 C\n</tool_response>{END}{USER}"
-
-
-def test_what_else_a_template_reads_is_given_to_it(tools):
-    call = {"name": "weather", "arguments": {"city": "Oslo"}}
-    chunk = tools.chunk(say("assistant", None, tool_calls=[call]))
-    said = spelt(tools, chunk.input_ids)
-    assert '"name": "weather"' in said
-    assert '"city": "Oslo"' in said
-
-
 def test_chunks_of_messages_make_the_templates_prompt(backbone):
     """Anchor, chunks and question are what the template renders of the whole conversation."""
     talk = [say("user", "Look."), say("assistant", "Yes."), say("tool", "4 C"), say("user", "And?")]
@@ -160,21 +139,6 @@ def test_a_role_the_template_lacks_is_refused(template, messages, message):
         refusing.builder.question_ids([messages], refusing.builder.seams(None).tail)
 
 
-def test_roles_need_a_template():
-    bare = HfEngine(MODEL, processors.picture_processor(None))
-    with pytest.raises(RoleNotSupported, match="no chat template"):
-        bare.chunk(say("tool", "4 C"))
-    assert bare.chunk(say("user", "4 C")).id == bare.chunk("4 C").id
-
-
-def test_llavas_roles_are_its_own_words():
-    llava = make(LLAVA)
-    assert (
-        spelt(llava, llava.chunk([say("user", "a"), say("assistant", "b")]).input_ids)
-        == "a ASSISTANT: b USER: "
-    )
-
-
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
@@ -208,15 +172,6 @@ def window(backbone: HfEngine, system: Any = None) -> KameraWindow:
     return made
 
 
-def test_a_question_is_taken_as_messages(backbone):
-    asked = window(backbone)
-    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    for messages in (say("user", "Why?"), [say("user", "Why?")], [say("user", ["Wh", "y?"])]):
-        assert torch.equal(asked.next_token_logits(messages), asked.next_token_logits("Why?"))
-        assert asked.generate(messages, **options) == asked.generate("Why?", **options)
-        assert asked.is_load_bearing(0, messages, max_new_tokens=2) in (True, False)
-
-
 def test_a_question_of_several_turns_is_the_templates(backbone):
     asked = window(backbone)
     talk = [say("user", "Why?"), say("assistant", "Clouds."), say("tool", "4 C"), say("user", "Sure?")]
@@ -227,14 +182,6 @@ def test_a_question_of_several_turns_is_the_templates(backbone):
     assert torch.equal(
         asked.next_token_logits(talk), asked.next_token_logits(asked._asker().question_ids(talk))
     )
-
-
-def test_a_kept_exchange_of_messages_leaves_the_turn_open(backbone):
-    one, other = window(backbone), window(backbone)
-    options = {"keep": True, "max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    one.generate("Why?", **options)
-    other.generate([say("user", "Why?")], **options)
-    assert torch.equal(sequence_of(one).input_ids, sequence_of(other).input_ids)
 
 
 def test_a_system_prompt_is_taken_as_messages(backbone):
@@ -254,14 +201,6 @@ def test_a_system_prompt_is_taken_as_messages(backbone):
     assert spelt(backbone, ids) == rendered
 
 
-@pytest.mark.parametrize("content", [[picture()], ["x", {"type": "video", "video": [picture()]}]])
-def test_pictures_are_appended_and_not_asked(backbone, content):
-    with pytest.raises(ModalityNotSupported, match="append pictures"):
-        window(backbone).next_token_logits([say("user", content)])
-    with pytest.raises(ModalityNotSupported, match="append pictures"):
-        window(backbone, [say("system", content)])
-
-
 @pytest.mark.parametrize("ids", [[272], [-1], [5, 10**9]])
 def test_ids_of_no_vocabulary_are_refused(backbone, ids):
     asked = window(backbone)
@@ -277,22 +216,3 @@ def test_ids_of_no_vocabulary_are_refused(backbone, ids):
             with pytest.raises(ValueError, match=r"token id -?\d+ is outside the vocabulary of 272"):
                 call(given)
     assert asked.slots == before
-
-
-@pytest.mark.parametrize(
-    "ids", [[1.5, 2.0], 7, {}, [None], torch.tensor([0.5]), torch.zeros(2, 3, dtype=torch.int64)]
-)
-def test_what_are_no_ids_is_refused(backbone, ids):
-    for call in (window(backbone).next_token_logits, lambda q: window(backbone, q)):
-        with pytest.raises(ValueError, match="give integer ids"):
-            call(ids)
-
-
-def test_messages_without_a_processor_ask_for_one():
-    bare = tiny.backbone("qwen2_5_vl")
-    asked = KameraWindow(bare, ChunkStore.open("memory://"), [5, 6])
-    for call in (asked.generate, asked.next_token_logits, bare.chunk):
-        with pytest.raises(ProcessorRequired):
-            call([say("user", "Why?")])
-    with pytest.raises(ProcessorRequired):
-        KameraWindow(bare, ChunkStore.open("memory://"), [say("system", "S")])

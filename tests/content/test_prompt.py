@@ -124,29 +124,6 @@ def test_pictures_stand_in_a_chunk_as_the_template_writes_them(name, content):
     assert seams.prefix not in text
 
 
-def test_chatml_chunks_are_exact_pieces_of_the_prompt():
-    made = prompt(processors.CHATML)
-    content = [item("a"), IMAGE, item(" b")]
-    assert made.content_text(content) == "a<|vision_start|><|image_pad|><|vision_end|> b"
-
-
-def test_text_is_taken_as_it_is_in_any_template():
-    for template in (*TEMPLATES.values(), None):
-        assert prompt(template).content_text([item(" a "), item("b\n")]) == " a b\n"
-
-
-def test_without_a_template_seams_are_empty():
-    made = prompt(None)
-    assert made.seams("S").prefix == "S"
-    assert (made.seams(None).prefix, made.seams(None).tail, made.seams(None).reopen) == ("", "", "")
-    assert made.content_text([item("a"), IMAGE, item("b")]) == "a<|image_pad|>b"
-
-
-def test_a_template_without_a_system_role_refuses_a_system():
-    with pytest.raises(KameraError, match=r"System role not supported.*system=None"):
-        prompt(GEMMA).seams("You watch.")
-
-
 def test_a_template_that_drops_the_user_is_refused():
     with pytest.raises(KameraError, match="drops the user's text"):
         prompt("{% for m in messages %}x{% endfor %}").seams(None)
@@ -160,13 +137,6 @@ def test_a_template_that_moves_pictures_is_refused():
     )
     with pytest.raises(KameraError, match="in one piece"):
         prompt(template).content_text([IMAGE])
-
-
-def test_a_bare_tokenizers_template_is_used():
-    made = PromptFormat(processors.tokenizer(processors.CHATML))
-    assert made.has_template
-    assert "image" not in made.kinds
-    assert made.seams("S") == prompt(processors.CHATML).seams("S")
 
 
 _COUNTED = {
@@ -202,19 +172,6 @@ def test_a_chunk_has_no_number_of_a_picture(name):
         ):
             made.chunk([{"role": "user", "content": content}])
     assert made.chunk([{"role": "user", "content": "a"}]).text == "a"
-
-
-def test_a_chunk_has_no_number_of_a_turn():
-    made = prompt(_COUNTED["turns"])
-    with pytest.raises(ModalityNotSupported, match="a chunk of a window has no number"):
-        made.chunk([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_chunks_of_a_template_that_counts_nothing_are_taken(name):
-    made = prompt(TEMPLATES[name])
-    for content in ([IMAGE], [IMAGE, IMAGE], [item("a"), IMAGE, item("b")]):
-        assert made.chunk([{"role": "user", "content": content}]).text
 
 
 @pytest.mark.parametrize("form", ["string", "parts"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow
-from kamera.errors import IncompatibleChunk, KameraError, ModalityNotSupported
+from kamera.errors import IncompatibleChunk, KameraError
 from tests.engines.compare import relative
 from tests.models import families
 from tests.models.families import clip, picture, plain_logits, said, whole_prompt
@@ -149,9 +149,3 @@ def test_a_grid_of_as_many_patches_is_what_the_model_makes_of_it():
     want = plain_logits(backbone.model, made)
     assert relative(want, right) > 0.1
     assert relative(logits(backbone, front(made), made["input_ids"][0, -ASKED:]), want) <= 1e-4
-
-
-def test_sound_is_refused_by_name():
-    backbone = families.engine("llava")
-    with pytest.raises(ModalityNotSupported, match="takes no 'input_features'"):
-        backbone.chunk_from_tensors([5, 6], input_features=torch.zeros(1, 8, 4))

@@ -6,13 +6,11 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow
 from kamera.content import Conversations
-from kamera.engines.hf import HfEngine
 from kamera.errors import ModalityNotSupported
 from kamera.reuse import Reuser
 from kamera.sessions import SessionPool
 from tests.content import templates
 from tests.content.templates import AGENT, TALK, TEMPLATES, TOOLS
-from tests.models import processors
 from tests.sessions.rig import EXACT, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}
@@ -79,18 +77,3 @@ def test_a_role_that_the_template_drops_is_refused():
         conversations.render(AGENT, tools=TOOLS)
     with pytest.raises(ModalityNotSupported, match="does not show messages of the role 'system'"):
         conversations.render([{"role": "system", "content": "Be brief."}, *TALK])
-
-
-def test_what_the_template_shows_is_taken():
-    conversations = Conversations(templates.speaker("thinking"))
-    for stop in (1, 4, 5, 6):
-        assert conversations.render(AGENT[:stop], tools=TOOLS).num_tokens
-    assert conversations.render([{**AGENT[1], "tool_calls": []}, TALK[0]]).num_tokens
-    assert Conversations(templates.speaker("headers")).render(TALK, tools=[]).num_tokens
-
-
-def test_a_tool_result_of_a_picture_alone_is_shown():
-    backbone = HfEngine(processors.matching_model(), processors.picture_processor())
-    shown = [{"type": "image", "image": templates.picture(1)}]
-    messages = [TALK[0], {"role": "tool", "content": shown}, {"role": "tool", "content": "x"}]
-    assert session(backbone).send(messages, **GREEDY).report.prefilled

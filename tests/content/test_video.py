@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -173,27 +172,6 @@ def test_frames_and_times_are_those_of_a_whole_decode(video):
         assert all(
             np.array_equal(np.asarray(f), frames[i][1]) for f, i in zip(clip.frames, indices, strict=True)
         )
-
-
-def test_a_files_bytes_and_an_open_file_are_the_file(video):
-    path, _ = video
-    wanted = read_video(path, num_frames=3)
-    data = path.read_bytes()
-    for source in (str(path), data, bytearray(data), io.BytesIO(data)):
-        clip = read_video(source, num_frames=3)
-        assert (clip.seconds, clip.indices) == (wanted.seconds, wanted.indices)
-        assert np.array_equal(clip.array(), wanted.array())
-    with open(path, "rb") as stream:
-        assert np.array_equal(load_clip({"video": stream, "nframes": 3}).array(), wanted.array())
-
-
-def test_a_constant_rate_is_told_as_it_is(tmp_path):
-    clip = read_video(write(tmp_path / "clip", FILES["with audio"]))
-    assert (clip.fps, clip.duration, clip.start) == pytest.approx((5.0, 2.0, 0.0))
-    assert clip.places == list(range(10))
-    late = read_video(write(tmp_path / "late", FILES["late start"]), num_frames=3)
-    assert late.start == late.seconds[0] >= 10
-    assert late.places == list(late.indices)
 
 
 def test_true_times_reach_the_processor(tmp_path):
