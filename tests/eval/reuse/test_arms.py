@@ -96,23 +96,6 @@ def test_a_patch_of_full_rank_answers_as_exact_with_no_forward(desk, units, ques
     assert answer.recomputed_tokens == answer.forwards == 0
 
 
-def test_a_patch_is_the_one_that_a_window_forms_stores_and_serves(backbone, desk, units, question):
-    store = ChunkStore.open("memory://")
-
-    def filled(minimum, on_miss):
-        policy = ReusePolicy(minimum=minimum, on_miss=on_miss, rank=4, certified=False, forms="always")
-        window = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
-        for unit in units:
-            window.append(unit.content)
-        return window
-
-    filled("exact", "form")
-    window = filled("patched", "blind")
-    assert [slot.guarantee for slot in window.slots] == ["exact", "patched", "patched", "patched"]
-    answer = asked(desk, units, question, "patch@4", (0, 1, 2, 3))
-    assert torch.allclose(answer.logits, window.next_token_logits(question.text), atol=1e-4)
-
-
 @pytest.mark.parametrize("arm", ["random-patch@256", "other-patch@256"])
 def test_sabotage_serves_other_patches_of_the_same_size(desk, units, question, arm):
     whole = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
@@ -130,47 +113,3 @@ def test_repair_answers_as_exact_and_keep_does_not(desk, units, question):
     kept = asked(desk, units, question, "keep", *trace)
     assert torch.allclose(repaired.logits, whole.logits, atol=1e-4) and repaired.forwards > 0
     assert kept.forwards == 0 and not torch.allclose(kept.logits, whole.logits, atol=1e-2)
-
-
-def test_live_parts_come_behind_the_window_in_every_arm(backbone, desk, units, episode, question):
-    asking = ArmQuestion(question.text, (Unit("live", units[3].content, True),), 1)
-    exact = asked(desk, units, asking, "reprefill", (0, 1, 2))
-    true = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
-    assert torch.allclose(exact.logits, true.logits, atol=1e-4)
-    repaired = asked(desk, units, asking, "repair", (0, 1, 2), (0, 1, 2))
-    assert torch.allclose(repaired.logits, true.logits, atol=1e-4)
-
-
-def test_an_answer_of_many_tokens_is_that_of_a_window(backbone, desk, units, question):
-    long = ArmQuestion(question.text, (), 4)
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), testbed.SYSTEM)
-    for unit in units:
-        window.append(unit.content)
-    said = window.generate(question.text, max_new_tokens=4, do_sample=False)
-    assert asked(desk, units, long, "reprefill", (0, 1, 2, 3)).text == said
-    assert asked(desk, units, long, "repair", (0, 1, 2, 3)).text == said
-
-
-@pytest.mark.parametrize(
-    "names, said",
-    [
-        (["magic"], "'magic' is none of reprefill, native, blind, prefix, keep, repair, patch@RANK"),
-        (["patch@0"], "'patch@0' is none of"),
-        (["blind", "blind"], "at most once"),
-    ],
-)
-def test_arms_are_refused_by_name(names, said):
-    with pytest.raises(ValueError, match=said):
-        arms_named(names)
-
-
-def test_an_arm_of_units_inside_refuses_what_it_cannot_compute_there(desk, units):
-    fresh = Desk(desk.backbone, desk.system, desk.anchor)
-    keep, blind = (arms_named([arm])[arm](fresh) for arm in ("keep", "blind"))
-    live = Unit("words", [{"type": "text", "text": "Look:"}], True)
-    with pytest.raises(ValueError, match="a live part stands inside the context"):
-        keep.encode(live)
-    for unit in (live, *units[:2]):
-        blind.encode(unit)
-    blind.place(["words", "u0", "u1"])
-    assert blind.forwards == 1 and blind.recomputed == blind.desk.tokens(["words"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from kamera.eval.tasks.journal import Journal
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import results_of_run
 from kamera.eval.tasks.run import run_task
-from kamera.eval.tasks.sample import Answered, digest
+from kamera.eval.tasks.sample import Answered
 from kamera.eval.trial import Trial
 from tests.eval.reuse.rig import small
 
@@ -107,13 +106,6 @@ def test_a_patch_answers_behind_every_trace_and_blind_reuse_does_not(run):
     assert Journal(out, json.loads((out / "run.json").read_text())["settings"]).trials
 
 
-def test_one_trace_is_asked_on_demand_and_unknown_ones_are_refused(benchmark):
-    only = [sample.id for sample in ReuseBench(["slid"]).load(benchmark.folder, limit=1)]
-    assert only == [f"{benchmark.items[0].sample.id}/slid"]
-    with pytest.raises(ValueError, match="reuse has no subtask 'danced': published, shuffled"):
-        ReuseBench(["danced"])
-
-
 def answered(benchmark, says):
     """Hand-made answers: ``says(index of the item, trace, arm)`` is True for the right one."""
     task, first = ReuseBench(), FirstToken.of(torch.tensor([4.0, 0.0, 0.0]))
@@ -140,14 +132,3 @@ def test_scores_are_counted_against_the_reference(benchmark):
     assert cells["subtask, agreement", "slid"] == 0.0 and cells["trace", "published"] == 1.0
     assert (patched.interval.low, patched.interval.high) == (0.5, 1.0)  # of two items, not of four answers
     assert math.isnan(answered(benchmark, lambda *_: True).arm("patch@4").flip_recover)
-
-
-def test_sabotage_that_passes_is_told(benchmark):
-    results = answered(benchmark, lambda item, trace, arm: arm != "random-patch@4")
-    assert results.unseen == (("other-patch@4", "patch@4"),)
-    assert results.document()["unseen"] == results.unseen
-
-
-def test_another_history_is_another_sample(benchmark):
-    _, slid = list(ReuseBench().load(benchmark.folder, limit=1))
-    assert len({digest(s) for s in (slid, replace(slid, before=()), replace(slid, others=()))}) == 3

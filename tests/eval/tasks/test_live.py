@@ -9,7 +9,6 @@ from kamera import testbed
 from kamera.engines.hf import HfEngine
 from kamera.eval.tasks.milebench import MileBench
 from kamera.eval.tasks.mm_niah import MMNiah
-from kamera.eval.tasks.muirbench import MuirBench
 from kamera.eval.tasks.run import run_task
 from kamera.eval.tasks.sample import Passage, TaskSample, parse_record
 from kamera.eval.trial import Trial
@@ -46,19 +45,6 @@ def test_milebenchs_question_is_live_and_text_before_it_is_not():
     assert needle.question.startswith("Question:")
     assert any("number is:" in text and not live for text, live in shown(needle))
     assert by_task["ALFRED"].question == " Current Step:"  # no mark: what stands behind the last image
-
-
-def test_muirbench_pictures_are_context_except_choices():
-    every = samples(MuirBench(), "muirbench")
-    for sample in every:
-        parts = shown(sample)
-        assert all(live for text, live in parts if text != "<image>")
-        pictures = [live for text, live in parts if text == "<image>"]
-        assert pictures == sorted(pictures)
-        assert sum(pictures) == sum("<image>" in choice for choice in sample.choices)
-    assert any(
-        sum(live for text, live in shown(s) if text == "<image>") for s in samples(MuirBench(), "muirbench")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +84,3 @@ def test_reused_tokens_are_the_contexts_for_any_last_image(backbone, pictured, t
         assert forwards(rows["0", arm]) == 0 and forwards(rows["1", arm]) == 1
         assert rows["1", arm].computed_tokens > rows["0", arm].computed_tokens
     assert rows["1", "reprefill"].computed_tokens > rows["1", "blind"].computed_tokens
-
-
-def test_everything_before_the_prompts_end_reuses_on_demand(backbone, pictured, tmp_path):
-    rows = run(backbone, pictured, tmp_path / "all", reuse="all")
-    assert forwards(rows["1", "blind"]) == forwards(rows["1", "patch@4"]) == 0
-    assert reused(rows["1", "blind"]) > reused(rows["0", "blind"])
-    with pytest.raises(ValueError, match="reuse 'some' is none of context, all"):
-        run(backbone, pictured, tmp_path / "some", reuse="some")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kamera.errors import TaskDataError
 from kamera.eval.tasks.milebench import CODES, SUBTASKS, MileBench
 from kamera.eval.tasks.sample import Answered, Picture, Problem, TaskSample
 
@@ -48,12 +47,6 @@ def test_the_whole_set_loads_without_a_problem():
     assert problems == []
 
 
-@pytest.mark.parametrize("top", ["MLBench", "MileBench", "."])
-def test_the_top_folder_may_be_old_or_the_data_folder(data, top):
-    moved = data / "MileBench" if top == "." else (data / "MileBench").rename(data / top).parent
-    assert len(load(moved)[0]) == 5
-
-
 def test_a_choice_prompt_has_instruction_context_and_options():
     sample = load(FIXTURE)[0][0]
     assert sample.prompt == (
@@ -69,17 +62,6 @@ def test_placeholders_name_their_image_whatever_their_order():
     assert pictures(load(FIXTURE)[0][1]) == ["1.png", "0.png"]
 
 
-def test_gpr1200_lists_options_without_letters():
-    sample = next(s for s in load(FIXTURE)[0] if s.task == "GPR1200")
-    assert sample.prompt.endswith("\nChoice list: \nimage1\nimage2\nYour answer is: ")
-
-
-def test_open_prompt_ends_with_the_context():
-    needle, alfred = (load(FIXTURE)[0][i] for i in (2, 4))
-    assert needle.question.endswith("Question: What is the special magic Budapest number?")
-    assert alfred.question == " Current Step:"
-
-
 def test_each_task_is_scored_its_own_way():
     tqa, _, needle, gpr, alfred = load(FIXTURE)[0]
     task = MileBench()
@@ -87,20 +69,6 @@ def test_each_task_is_scored_its_own_way():
     assert task.score("It is 5,626,534", needle) == 1.0 and task.score("x5626534", needle) == 0.0
     assert task.score("image2", gpr) == 1.0
     assert 0.0 < task.score("Place tissue box on the toilet", alfred) < 1.0
-
-
-def test_a_damaged_file_is_named_and_costs_only_its_dataset(data):
-    file = data / "MileBench" / "TQA" / "TQA.json"
-    file.write_text(file.read_text()[:-30])
-    samples, (problem,) = load(data)
-    assert len(samples) == 3 and problem.where.startswith(f"{file}:") and "broken JSON" in problem.what
-
-
-def test_a_missing_image_is_named_and_skipped(data):
-    (data / "MileBench" / "ALFRED" / "images" / "s2.jpg").unlink()
-    samples, (problem,) = load(data)
-    assert len(samples) == 4 and "'s2.jpg'" in problem.what
-    assert problem.where.endswith("ALFRED.json:data[0]")
 
 
 @pytest.mark.parametrize(
@@ -119,35 +87,6 @@ def test_a_record_that_cannot_be_asked_is_skipped(data, change, said):
     file = rewrite(data, "TQA", lambda document: change(document["data"][0]))
     samples, (problem,) = load(data)
     assert len(samples) == 4 and problem.where == f"{file}:data[0]" and said in problem.what
-
-
-def test_an_image_nobody_points_at_is_remarked_on(data):
-    rewrite(data, "TQA", lambda document: document["data"][0]["task_instance"]["images_path"].append("0.png"))
-    samples, (problem,) = load(data)
-    assert len(samples) == 5 and not problem.skipped and "2 placeholders for 3 images" in problem.what
-
-
-def test_unknown_types_tasks_and_names_are_refused(data):
-    rewrite(data, "TQA", lambda document: document["meta_data"].update(question_type="essay"))
-    (data / "MileBench" / "ALFRED").rename(data / "MileBench" / "BERTA")
-    (data / "MileBench" / "BERTA" / "ALFRED.json").rename(data / "MileBench" / "BERTA" / "BERTA.json")
-    problems = load(data)[1]
-    assert [p.what for p in problems] == [
-        "unknown task",
-        "question_type 'essay' is neither multi-choice nor open-ended",
-        "no such file",
-    ]
-    with pytest.raises(ValueError, match="'BERTA'"):
-        MileBench(["BERTA"])
-
-
-def test_a_code_names_its_datasets():
-    assert MileBench(["S-2", "DocVQA"]).subtasks == ("SlideVQA", "OCR-VQA", "DocVQA")
-
-
-def test_a_folder_without_the_layout_is_refused(tmp_path):
-    with pytest.raises(TaskDataError, match="no MileBench datasets"):
-        load(tmp_path)
 
 
 def test_official_score_is_the_mean_of_codes():

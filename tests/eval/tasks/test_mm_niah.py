@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kamera.errors import TaskDataError
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.sample import Answered, Picture, Problem, TaskSample
 
@@ -48,12 +47,6 @@ def test_the_whole_set_loads_without_a_problem():
     assert samples[0].where.endswith("retrieval-text.jsonl:1")
 
 
-def test_limit_holds_for_each_subtask():
-    samples, _ = load(FIXTURE, limit=1)
-    assert sorted(s.id for s in samples if s.task == "retrieval-text-val") == ["retrieval-text-val/0"]
-    assert len(samples) == 6
-
-
 def test_text_prompt_is_context_newline_question_and_instruction():
     (sample, _), _ = load(FIXTURE, subtasks=["retrieval-text"])
     assert sample.prompt == (
@@ -62,18 +55,6 @@ def test_text_prompt_is_context_newline_question_and_instruction():
     )
     assert sample.question == "What does the mystery unveil?" + PHRASE
     assert pictures(sample) == ["000001.jpg", "000002.jpg"]
-
-
-def test_bare_leaves_the_instruction_out():
-    (sample, _), _ = load(FIXTURE, subtasks=["retrieval-text"], bare=True)
-    assert sample.question == "What does the mystery unveil?"
-
-
-def test_counting_image_has_its_pattern_in_the_question():
-    (sample,), _ = load(FIXTURE, subtasks=["counting-image"])
-    assert pictures(sample) == ["000001.jpg", "b_paste.jpg", "banana.jpg"]
-    assert "Text three.\nPlease help me collect the number of this banana: \n<image>\n in" in sample.prompt
-    assert sample.answer == [0, 2] and MMNiah().max_new_tokens(sample) == 32
 
 
 def test_image_choices_stand_last_with_letters():
@@ -91,12 +72,6 @@ def test_text_choices_stand_behind_letters():
     assert "</s>" in sample.prompt
 
 
-def test_counting_answers_written_as_text_are_lists():
-    (sample,), _ = load(FIXTURE, subtasks=["counting-text"])
-    assert sample.answer == [3, 1]
-    assert MMNiah().score("[3, 2]", sample) == 0.5
-
-
 @pytest.mark.parametrize(
     "place", ["mm_niah_val/images", "mm_niah_val/mm_niah_dev/images", "mm_niah_dev/images"]
 )
@@ -107,36 +82,6 @@ def test_images_are_found_wherever_the_tarball_was_unpacked(data, place):
     shutil.move(data / "away", data / place)
     samples, problems = load(data)
     assert len(samples) == 7 and problems == []
-
-
-def test_an_image_folder_without_the_first_image_is_passed_over(data):
-    (data / "mm_niah_val" / "images").mkdir()
-    samples, problems = load(data)
-    assert len(samples) == 7 and problems == []
-
-
-def test_private_labels_are_loaded_without_an_answer_and_said(data):
-    rewrite(data, "retrieval-text", lambda records: records[0].update(answer=None))
-    rewrite(data, "counting-text", lambda records: records[0].pop("answer"))
-    samples, problems = load(data)
-    assert [s.id for s in samples if s.answer is None] == ["retrieval-text-val/0", "counting-text-val/0"]
-    assert [p.skipped for p in problems] == [False, False]
-    assert "private labels" in problems[0].what
-
-
-def test_a_truncated_line_is_named_and_skipped(data):
-    file = annotations(data, "retrieval-text")
-    file.write_text(file.read_text()[:-40])
-    samples, (problem,) = load(data)
-    assert len(samples) == 6
-    assert problem.where == f"{file}:2" and "truncated" in problem.what and problem.skipped
-
-
-def test_a_missing_image_is_named_and_skipped(data):
-    (data / "mm_niah_val/mm_niah_dev/images/abnormal_pic_val/choice2.jpg").unlink()
-    samples, (problem,) = load(data)
-    assert len(samples) == 6 and "abnormal_pic_val/choice2.jpg" in problem.what
-    assert problem.where.endswith("retrieval-image.jsonl:1")
 
 
 @pytest.mark.parametrize(
@@ -156,36 +101,6 @@ def test_a_record_that_cannot_be_asked_is_skipped(data, change, said):
     file = rewrite(data, "retrieval-text", lambda records: change(records[0]))
     samples, (problem,) = load(data)
     assert len(samples) == 6 and problem.where == f"{file}:1" and said in problem.what
-
-
-def test_a_pattern_that_stands_first_is_remarked_on_and_kept(data):
-    rewrite(
-        data,
-        "counting-image",
-        lambda records: records[0]["images_list"].insert(0, records[0]["images_list"].pop()),
-    )
-    samples, (problem,) = load(data)
-    assert len(samples) == 7 and not problem.skipped and "pattern" in problem.what
-
-
-def test_unknown_and_absent_subtasks_are_named(data):
-    annotations(data, "counting-text").rename(annotations(data, "counting-video"))
-    samples, problems = load(data)
-    assert len(samples) == 6
-    assert [(p.what, p.skipped) for p in problems] == [
-        ("unknown subtask", True),
-        ("not there: counting-text", False),
-    ]
-    assert load(data, subtasks=["counting-text", "counting-image"])[1][-1].what == "no such file"
-    with pytest.raises(ValueError, match="'counting-video'"):
-        MMNiah(subtasks=["counting-video"])
-    with pytest.raises(ValueError, match="'dev'"):
-        MMNiah(split="dev")
-
-
-def test_a_folder_without_the_layout_is_refused(tmp_path):
-    with pytest.raises(TaskDataError, match=r"mm_niah_val.*annotations"):
-        load(tmp_path)
 
 
 def answered(correct=("retrieval-text-val/0", "reasoning-image-val/9")):
@@ -222,12 +137,3 @@ def test_predictions_are_what_the_official_scorer_reads(tmp_path):
     assert scores["retrieval-text-val"] == [0.2] + [0.0] * 10
     assert scores["overall"][0] == pytest.approx(0.2 / 6, abs=1e-6)
     assert scores["context_ranges"][0] == "1k"
-
-
-def test_predictions_without_labels_are_written_and_not_scored(tmp_path):
-    samples, _ = load(FIXTURE)
-    private = [Answered(s, "said", None) for s in samples]
-    MMNiah().write_predictions(private, tmp_path / "blind")
-    names = [file.name for file in (tmp_path / "blind").rglob("*.json*")]
-    assert len(names) == 6 and "scores_val.json" not in names
-    assert MMNiah().summarize(private).n == 0

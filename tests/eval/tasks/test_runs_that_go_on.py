@@ -1,18 +1,12 @@
 """Failing items, folders in use, parts of a set, arms that come later, and runs joined."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
-import kamera
 from kamera import testbed
 from kamera.engines.hf import HfEngine
-from kamera.errors import TaskDataError
-from kamera.eval.tasks.journal import lock_run
 from kamera.eval.tasks.merge import merge
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.registry import make_task
@@ -82,51 +76,6 @@ def test_a_failing_item_is_a_line_and_not_the_end_of_the_run(data, tmp_path):
     assert len(lines(tmp_path)) == before + 2
 
 
-def test_a_folder_in_use_is_refused(backbone, data, tmp_path):
-    with lock_run(tmp_path), pytest.raises(TaskDataError, match="is being written by another run"):
-        run_task(backbone, niah(), data, tmp_path, arms=("blind",))
-    assert not list(tmp_path.iterdir())
-    assert run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1).items == 1
-
-
-def test_a_runs_header_says_what_made_it(backbone, tmp_path):
-    task = make_task("video-mme", clips=2)
-    run_task(
-        backbone, niah(), write_mm_niah(tmp_path / "d", episodes=1, questions=1), tmp_path, arms=("blind",)
-    )
-    header = json.loads((tmp_path / "run.json").read_text())
-    assert header["settings"]["versions"] == {
-        "kamera": kamera.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    assert "user" in header["settings"]["prompt"]["opening"]
-    assert header["settings"]["options"] == {"split": "val", "bare": True}
-    assert task.settings == {"num_frames": 8, "fps": None, "clips": 2}
-    (row,) = [json.loads(row) for row in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    assert row["sample"]["question"] and not row["sample"]["parts"]
-
-
-@pytest.mark.parametrize("name", ["mm-niah", "milebench", "muirbench", "video-mme", "egoschema"])
-def test_a_tasks_settings_make_it_again(name):
-    settings = dict(make_task(name).settings)
-    assert json.loads(json.dumps(settings)) == settings
-    assert make_task(name, **settings).settings == settings
-
-
-def test_a_run_of_other_versions_or_form_is_refused_by_name(backbone, data, tmp_path):
-    run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
-    kept = tmp_path / "run.json"
-    header = json.loads(kept.read_text())
-    older = {**header["settings"], "versions": {**header["settings"]["versions"], "torch": "1.0"}}
-    kept.write_text(json.dumps({**header, "settings": older}))
-    with pytest.raises(TaskDataError, match="was run with versions"):
-        run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
-    kept.write_text(json.dumps({"task": "mm-niah", "arms": ["blind"]}))  # as they were before forms
-    with pytest.raises(TaskDataError, match="no run of format 6"):
-        run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
-
-
 def test_arms_that_come_later_answer_as_if_they_had_been_there(backbone, data, tmp_path):
     arms = ("reprefill", "blind", "patch@2", "patch@16")
     whole = run_task(backbone, niah(), data, tmp_path / "whole", arms=arms, limit=2)
@@ -154,24 +103,6 @@ def test_shards_merged_are_the_whole_run(backbone, data, tmp_path):
         assert other.read_bytes() == file.read_bytes()
 
 
-def test_runs_that_do_not_belong_together_are_not_merged(backbone, data, tmp_path):
-    run_task(backbone, niah(), data, tmp_path / "a", arms=("blind",), limit=1)
-    run_task(backbone, niah(), data, tmp_path / "b", arms=("blind",), limit=1, reuse="all")
-    with pytest.raises(TaskDataError, match="was run with reuse 'all', not 'context'"):
-        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
-    with pytest.raises(TaskDataError, match="holds no run"):
-        merge([tmp_path / "a", tmp_path / "empty"], tmp_path / "c")
-    with pytest.raises(ValueError, match="each once"):
-        merge([tmp_path / "a", tmp_path / "a"], tmp_path / "c")
-    (tmp_path / "d").mkdir()
-    other = lines(tmp_path / "a")[0] | {"answer": "something else"}
-    for name in ("run.json", "samples.jsonl"):
-        (tmp_path / "d" / name).write_bytes((tmp_path / "a" / name).read_bytes())
-    (tmp_path / "d" / "items.jsonl").write_text(json.dumps(other) + "\n")
-    with pytest.raises(TaskDataError, match="answers reasoning-text-val/0 under blind differently"):
-        merge([tmp_path / "a", tmp_path / "d"], tmp_path / "c")
-
-
 @pytest.mark.parametrize(
     "name", ["mm-niah", "milebench", "muirbench", "video-mme", "egoschema"], ids=lambda name: name
 )
@@ -188,24 +119,3 @@ def test_samples_are_drawn_by_a_seed_and_shared_without_rest(name):
     assert len({tuple(chosen(sample=1, seed=seed)) for seed in range(8)}) > 1
     parts = [chosen(shard=f"{i}/2") for i in (1, 2)]
     assert sorted(parts[0] + parts[1]) == sorted(whole) and abs(len(parts[0]) - len(parts[1])) <= 1
-
-
-def test_only_the_videos_of_wanted_samples_are_looked_for(tmp_path):
-    data, task = shutil.copytree(FIXTURES / "video_mme", tmp_path / "set"), make_task("video-mme")
-    for video in (data / "data").iterdir():
-        video.unlink()
-    ((place, problem),) = select(Selection(sample=1), task, data)
-    assert "no video" in problem.what and place == 0
-
-
-@pytest.mark.parametrize("options", [{"sample": 0}, {"shard": "0/2"}, {"shard": "3/2"}])
-def test_a_selection_of_nothing_is_refused(options):
-    with pytest.raises(ValueError, match=r"draw at least one|give i/n"):
-        Selection(**options)
-
-
-@pytest.mark.parametrize("text", ["", "1", "1/", "a/b", "1/2/3", "-1/2"])
-def test_a_shard_is_written_as_i_of_n(text):
-    assert Selection(shard="2/8").shard == "2/8"
-    with pytest.raises(ValueError, match="give i/n"):
-        Selection(shard=text)
