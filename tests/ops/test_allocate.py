@@ -46,34 +46,3 @@ def test_at_one_cost_for_all_nothing_buys_more(drawn, cost, count):
         sorted(itertools.chain.from_iterable(g.tolist() for g in gains.values()), reverse=True)[:count]
     )
     assert total_gain(gains, allocate(gains, costs, cost * count)) == pytest.approx(best)
-
-
-def test_a_dear_direction_is_worth_its_bytes_or_left():
-    gains = {"dear": torch.tensor([10.0, 1.0]), "cheap": torch.tensor([3.0, 2.0, 0.5])}
-    costs = {"dear": 4, "cheap": 1}
-    assert allocate(gains, costs, 1) == {"dear": 0, "cheap": 1}
-    assert allocate(gains, costs, 5) == {"dear": 1, "cheap": 1}
-    assert allocate(gains, costs, 100) == {"dear": 2, "cheap": 3}
-
-
-def test_one_rank_for_all_wins_over_crowding_by_cheap_channels():
-    gains = {"dear": torch.tensor([10.0]), "cheap": torch.tensor([2.0, 1.9])}
-    assert allocate(gains, {"dear": 10, "cheap": 1}, 11) == {"dear": 1, "cheap": 1}
-
-
-def test_what_buys_nothing_is_not_bought():
-    gains = {"a": torch.tensor([2.0, 0.0, 0.0]), "b": torch.zeros(3)}
-    assert allocate(gains, {"a": 1, "b": 1}, 100) == {"a": 1, "b": 0}
-
-
-@pytest.mark.parametrize(
-    ("gains", "costs", "budget", "message"),
-    [
-        ([1.0], 1, -1, "budget of -1 bytes"),
-        ([1.0], 0, 5, "costs 0 bytes"),
-        ([1.0, 2.0], 1, 5, "strongest first"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(gains, costs, budget, message):
-    with pytest.raises(ValueError, match=message):
-        allocate({"a": torch.tensor(gains)}, {"a": costs}, budget)

@@ -8,12 +8,8 @@ from kamera.ops import (
     LayerLayout,
     Patch,
     PatchBudget,
-    compress,
-    deficit,
     kv_bytes,
-    kv_map,
     kv_of,
-    layers_of,
     patch_of,
 )
 from kamera.ops.budget import SMALL
@@ -52,14 +48,6 @@ def error(deltas, patch) -> float:
     return float(lost)
 
 
-def test_without_a_share_the_patch_is_the_plain_one():
-    canonical, deltas = scene()
-    (patch, energy), filled = PatchBudget(7).form(deltas, _layout(), canonical)
-    plain = patch_of(deltas, 7, torch.float32)
-    assert error(deltas, patch) == error(deltas, plain.patch) and energy == plain.energy
-    assert filled == PatchBudget(7, None) and patch.rank == 7
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_small_patch_is_not_cut_for_the_shares_sake(dtype):
     canonical, deltas = scene(dtype)
@@ -83,13 +71,6 @@ def test_a_plain_patch_over_budget_is_replaced_by_a_better_one():
     assert energy > plain.energy and error(deltas, patch) < 0.5 * error(deltas, plain.patch)
 
 
-def test_the_rank_still_bounds_every_channel():
-    _, deltas = scene()
-    free = compress(deltas, _layout(), 100_000)
-    bound = compress(deltas, _layout(), 100_000, rank=5)
-    assert free.patch.rank > 5 and bound.patch.rank == 5 and bound.patch.nbytes < free.patch.nbytes
-
-
 @pytest.mark.parametrize(
     ("asked", "held", "tokens", "met"),
     [
@@ -106,19 +87,6 @@ def test_the_rank_still_bounds_every_channel():
 )
 def test_a_stored_patch_serves_who_asks_for_no_more(asked, held, tokens, met):
     assert PatchBudget(*asked).is_met_by(PatchBudget(*held), tokens) is met
-
-
-def test_a_budget_reads_back_and_defaults_to_rank_alone():
-    for budget in (PatchBudget(8, 0.25), PatchBudget(3), PatchBudget(3, 0.1, (0, 2))):
-        assert PatchBudget.from_info(budget.to_info(), 1) == budget
-    assert PatchBudget.from_info({"asked_rank": 16}, 5) == PatchBudget(16, None)
-    assert PatchBudget.from_info({}, 5) == PatchBudget(5, None)
-
-
-@pytest.mark.parametrize(("rank", "share"), [(0, None), (1, 0.0), (1, -0.1), (1, 1.5), (1, float("nan"))])
-def test_what_is_no_budget_is_refused(rank, share):
-    with pytest.raises(ValueError, match=r"rank 0 must be|patch_bytes .* must be a share"):
-        PatchBudget(rank, share)
 
 
 @pytest.mark.parametrize("share", [None, 0.04])
@@ -153,43 +121,3 @@ def test_only_the_layers_asked_for_are_corrected(share, monkeypatch):
 )
 def test_a_patch_of_fewer_layers_does_not_serve(asked, held, met):
     assert PatchBudget(4, None, asked).is_met_by(PatchBudget(4, None, held), 100) is met
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [((4, None, (1,)), (8, 0.1, (2, 3))), ((4, 0.2, None), (8, 0.1, (2,))), ((4, 0.2), (4, 0.1))],
-)
-def test_a_joined_budget_meets_both(one, other):
-    one, other = PatchBudget(*one), PatchBudget(*other)
-    both = one.union(other)
-    assert both == other.union(one)
-    assert one.is_met_by(both, 100) and other.is_met_by(both, 100)
-    assert both.rank == max(one.rank, other.rank)
-
-
-@pytest.mark.parametrize(
-    ("given", "layers"), [(None, None), ("2:5", (2, 3, 4)), ([3, 1, 3], (1, 3)), ("0:1", (0,))]
-)
-def test_layers_are_numbers_or_a_range(given, layers):
-    assert layers_of(given) == layers
-
-
-@pytest.mark.parametrize("given", ["", "3", "5:2", "2:2", ":4", "-1:3", [], [-1], [1.0], [True], ["1"]])
-def test_what_names_no_layers_is_refused(given):
-    with pytest.raises(ValueError, match="give numbers from 0 on"):
-        layers_of(given)
-
-
-def test_a_layer_the_model_does_not_have_is_refused():
-    canonical, deltas = scene()
-    with pytest.raises(ValueError, match="layer 4 of a model of 4 layers"):
-        PatchBudget(4, None, (0, 4)).form(deltas, _layout(), canonical)
-    PatchBudget(4, None, (0, 3)).check(4)
-
-
-def test_deficits_come_from_the_ops_that_serve_them():
-    canonical, _ = scene()
-    moved = kv_map(canonical, lambda t: t + 1)
-    deltas = deficit(moved, canonical, _layout(), [0])
-    (patch, _), _ = PatchBudget(4, 0.03).form(deltas, _layout(), canonical)
-    assert error(deltas, patch) < 1e-3  # a constant is of rank one

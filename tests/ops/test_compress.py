@@ -14,9 +14,6 @@ from kamera.ops import (
     compress,
     deficit,
     kv_bytes,
-    kv_map,
-    kv_of,
-    patch_of,
 )
 from tests.ops.test_patch import LAYOUT, assert_same, pair
 
@@ -62,44 +59,6 @@ def left_of(deltas, patch) -> float:
                 error = error - patch.layers[i][name].dense().double()
             lost += float(error.norm()) ** 2
     return lost
-
-
-@pytest.mark.parametrize("rank", [1, 2, 4])
-def test_at_the_bytes_of_a_uniform_patch_less_is_left_behind(rank):
-    deltas, *_ = deltas_of(torch.float32)
-    uniform = patch_of(deltas, rank, torch.float32).patch
-    spread = compress(deltas, LAYOUT, uniform.nbytes, widths=())
-    coded = compress(deltas, LAYOUT, uniform.nbytes)
-    assert left_of(deltas, spread.patch) <= left_of(deltas, uniform) * (1 + 1e-9)
-    assert left_of(deltas, coded.patch) < left_of(deltas, spread.patch)
-
-
-@pytest.mark.parametrize("budget", [120, 300, 800, 5000])
-def test_of_two_widths_the_one_that_leaves_less_is_stored(budget):
-    deltas, *_ = deltas_of(torch.float32)
-    either, eight, four = (compress(deltas, LAYOUT, budget, widths=w).patch for w in ((8, 4), (8,), (4,)))
-    best = min(left_of(deltas, eight), left_of(deltas, four))
-    assert left_of(deltas, either) == pytest.approx(best)
-
-
-def test_no_deficit_needs_no_bytes():
-    deltas = kv_map(deltas_of()[0], torch.zeros_like)
-    formed = compress(deltas, LAYOUT, 10_000)
-    assert formed.patch.layers == ({}, {})
-    assert formed.energy == 1.0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda d: compress(d, LAYOUT, -1), "budget of -1 bytes"),
-        (lambda d: compress(kv_of(d[:1]), LAYOUT, 9), "deficits of 1 layers, layout of 2"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, message):
-    deltas, *_ = deltas_of()
-    with pytest.raises(ValueError, match=message):
-        change(deltas)
 
 
 def test_factors_in_codes_and_in_floats_serve_alike():

@@ -31,18 +31,6 @@ def test_a_tensor_is_its_dtype_shape_and_bytes():
         assert tensor_digest(a) != tensor_digest(b)
 
 
-def test_strides_do_not_count():
-    base = torch.randn(3, 4)
-    assert tensor_digest(base.T.contiguous().T) == tensor_digest(base)
-    assert tensor_digest(torch.stack((base, base), -1)[..., 0]) == tensor_digest(base)
-
-
-def test_every_dtype_and_every_size_has_a_digest():
-    kinds = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64)
-    digests = {tensor_digest(torch.zeros(shape, dtype=d)) for d in kinds for shape in ((), (1,), (0,))}
-    assert len(digests) == 3 * len(kinds)
-
-
 def test_the_sign_of_zero_and_the_payload_of_nan_count():
     assert tensor_digest(torch.tensor([0.0])) != tensor_digest(torch.tensor([-0.0]))
     assert tensor_digest(torch.tensor([float("nan")])) == tensor_digest(torch.tensor([float("nan")]))

@@ -48,17 +48,6 @@ def test_the_kernel_rounds_once_and_writes_only_its_target(case, dtype, across):
     check(case, buffer, views, ulps=1.0 if dtype == torch.bfloat16 else 0.5)
 
 
-@pytest.mark.parametrize("dtype", KNOWN)
-def test_without_a_move_and_a_patch_the_bits_are_the_sources(dtype):
-    layout = layouts("half", 1)["partial"]
-    case = Case(layout, span(layout, 6, dtype), None, (0,), False, dtype, 6)
-    case.source[0]["k"][0, 0, :3] = torch.tensor([-0.0, float("inf"), float("nan")], dtype=dtype)
-    _, views = write(case, dtype)
-    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
-    for i, c in case.written():
-        assert torch.equal(views[i][c.name].contiguous().view(bits), case.source[i][c.name].view(bits))
-
-
 def test_one_launch_serves_all_layers_of_a_shape(monkeypatch):
     layout = layouts("half", 3)["gqa"][1:] * 4
     case = Case(
@@ -82,18 +71,6 @@ def test_one_launch_serves_all_layers_of_a_shape(monkeypatch):
     buffer, views = write(case, torch.float32)
     assert sorted(grids) == [(1, 2, 8), (1, 2, 8)]  # keys and values, eight layers each
     check(case, buffer, views)
-
-
-@pytest.mark.parametrize("held", ["source", "target", "factors"])
-def test_float64_is_left_to_torch(held):
-    layout = layouts("half", 1)["partial"]
-    dtypes = {"source": torch.float32, "target": torch.float32, "factors": torch.float32} | {
-        held: torch.float64
-    }
-    source = span(layout, 3, dtypes["source"])
-    case = Case(layout, source, factors(layout, 3, 2, dtypes["factors"]), (4,), False, torch.float32, 3)
-    _, views = target(case, dtypes["target"])
-    assert not triton_path.can_write(Writing(views, source, case.patch, layout, (4,), False))
 
 
 def test_factors_of_one_token_may_be_views_of_wider_ones():

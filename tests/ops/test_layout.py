@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from kamera.ops import (
-    NO_KV,
     LayerLayout,
     RopeSpec,
     attention_layout,
     check_kv,
     kv_bytes,
     kv_concat,
-    kv_map,
     kv_of,
     kv_slice,
     kv_tokens,
@@ -43,11 +41,6 @@ def span(*layouts: LayerLayout, tokens: int = 5, seed: int = 0, dtype: torch.dty
         for layout in layouts
     ]
     return kv_of(layers, layer_groups(layouts))
-
-
-def test_family_follows_from_the_number_of_kv_heads():
-    families = [attention_layout(h, 4, 16, 16, ROPE).family for h in (4, 2, 1)]
-    assert families == ["MHA", "GQA", "MQA"]
 
 
 @pytest.mark.parametrize(
@@ -90,13 +83,6 @@ def test_layers_turn_by_their_own_frequencies():
     assert not torch.equal(moved[0]["k"], moved[1]["k"])
 
 
-def test_an_unknown_channel_name_lists_the_known_ones():
-    assert LAYOUTS["mla"].channel("k_pe").tensor == "values"
-    assert LAYOUTS["gqa"].channel("k").features == 24
-    with pytest.raises(ValueError, match=r"no channel 'v'.*\['c_kv', 'k_pe'\]"):
-        LAYOUTS["mla"].channel("v")
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -128,22 +114,3 @@ def test_spans_join_and_cut_along_tokens():
         for mine, theirs in zip(got, want, strict=True):
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[n], theirs[n]) for n in mine)
-
-
-def test_a_cut_is_a_view_and_a_join_is_a_copy():
-    (layer,) = kv = span(LAYOUTS["gqa"])
-    assert kv_slice(kv, 1, 3)[0]["k"].data_ptr() == layer["k"][:, 1:].data_ptr()
-    assert kv_concat((kv,))[0]["k"].data_ptr() != layer["k"].data_ptr()
-
-
-def test_no_span_is_refused_and_no_layers_hold_no_tokens():
-    with pytest.raises(ValueError, match="at least one span"):
-        kv_concat(())
-    assert kv_tokens(NO_KV) == kv_tokens(kv_of([{}])) == kv_bytes(kv_of([{}])) == 0
-
-
-def test_a_map_keeps_the_structure():
-    kv = span(LAYOUTS["none"], LAYOUTS["mla"])
-    doubled = kv_map(kv, lambda t: t * 2)
-    assert [list(layer) for layer in doubled] == [[], ["c_kv", "k_pe"]]
-    assert torch.equal(doubled[1]["k_pe"], kv[1]["k_pe"] * 2)

@@ -8,18 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.content import Encoded
-from kamera.engines.hf.encode import decoder_arguments
-from kamera.ops import flat_lists, name_order, whole_lists
+from kamera.ops import flat_lists, whole_lists
 
 IDS = torch.tensor([3, 4])
 TWELVE = [torch.tensor([float(i)]) for i in range(12)]
 VALUES = {"features": TWELVE, "mask": torch.tensor([1]), "one": [torch.tensor([7.0])]}
-
-
-def test_a_list_is_flat_by_number() -> None:
-    flat = flat_lists(VALUES)
-    assert list(flat) == [*(f"features.{i}" for i in range(12)), "mask", "one.0"]
-    assert flat["features.11"] is TWELVE[11]
 
 
 @given(st.permutations(list(flat_lists(VALUES))))
@@ -30,18 +23,6 @@ def test_a_list_of_twelve_is_whole_in_any_order_of_names(names: list[str]) -> No
     assert torch.cat(whole["features"]).tolist() == [float(i) for i in range(12)]
     assert torch.equal(whole["mask"], VALUES["mask"])
     assert isinstance(whole["one"], list) and len(whole["one"]) == 1
-
-
-@given(st.permutations(list(flat_lists(VALUES))))
-def test_the_decoder_is_given_a_list_by_number_in_any_order_of_names(names: list[str]) -> None:
-    flat = flat_lists(VALUES)
-    encoded = Encoded(IDS, {}, {name: flat[name] for name in names})
-    arguments = decoder_arguments(encoded, torch.device("cpu"))
-    assert torch.cat(arguments["features"]).tolist() == [float(i) for i in range(12)]
-
-
-def test_two_stands_before_ten() -> None:
-    assert name_order({"x.10", "y", "x.2", "x", "x.1"}) == ["x", "x.1", "x.2", "x.10", "y"]
 
 
 @pytest.mark.parametrize(

@@ -68,18 +68,6 @@ def test_the_library_is_built_once_in_a_private_directory(fresh, copying):
     assert [(p, p.stat().st_mtime_ns) for p in kept.iterdir()] == [(built, made)]
 
 
-@needs_compiler
-def test_another_processor_or_source_takes_another_library(fresh, copying, monkeypatch, tmp_path):
-    compiler = copying
-    first = native._build(compiler)
-    assert native._build(compiler) == first
-    monkeypatch.setattr(native, "_processor", lambda: "a lesser one")
-    lesser = native._build(compiler)
-    monkeypatch.setattr(native, "_SOURCE", tmp_path / "serve.c")
-    native._SOURCE.write_text("int other;")
-    assert len({first, lesser, native._build(compiler)}) == 3
-
-
 @pytest.mark.parametrize("why", ["switched off", "no compiler", "it fails", "it makes nonsense"])
 def test_without_a_library_torch_serves(fresh, monkeypatch, why):
     tools = fresh / "tools"
@@ -106,11 +94,3 @@ def test_a_directory_that_others_may_write_to_is_not_trusted(fresh, copying):
     kept.chmod(0o777)
     assert moved() == ("native", True)
     assert not list(kept.iterdir())
-
-
-@needs_compiler
-def test_a_home_that_cannot_be_written_is_no_obstacle(fresh, copying, monkeypatch):
-    blocked = fresh / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert moved() == ("native", True)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops import Codes, LowRank, Patch, RopeSpec, attention_layout, factor, quantize, rotate_factors
+from kamera.ops import LowRank, Patch, RopeSpec, attention_layout, factor, quantize, rotate_factors
 from kamera.ops.quantize import coded_bytes
 from lab.coded import coded, coded_factors
 from tests.ops.test_patch import matrix
@@ -38,37 +38,12 @@ def test_no_entry_is_off_by_more_than_half_a_step_of_its_column(rows, columns, b
 
 
 @BITS
-def test_codes_of_codes_are_the_same(bits):
-    codes = quantize(matrix(9, 5), bits)
-    again = quantize(codes.dense(), bits)
-    assert torch.equal(again.codes, codes.codes)
-    torch.testing.assert_close(again.dense(), codes.dense(), rtol=1e-6, atol=0)
-
-
-@BITS
 @pytest.mark.parametrize("columns", [0, 1, 2, 3, 4, 5, 9])
 def test_a_truncation_is_a_prefix_of_columns(bits, columns):
     codes = quantize(matrix(6, 5), bits)
     cut = codes.truncate(columns)
     assert torch.equal(cut.dense(), codes.dense()[:, :columns])
     assert cut.nbytes == coded_bytes(6, min(columns, 5), bits)
-
-
-def test_four_bits_take_half_the_bytes_of_eight():
-    x = matrix(64, 8)
-    eight, four = (quantize(x, bits) for bits in (8, 4))
-    assert four.codes.numel() * 2 == eight.codes.numel() == 64 * 8
-    assert (eight.bits, four.bits) == (8, 4)
-
-
-@BITS
-def test_a_column_of_zeros_stays_zero_between_its_neighbours(bits):
-    x = matrix(6, 4)
-    x[:, 1] = 0
-    codes = quantize(x, bits)
-    assert not codes.dense()[:, 1].any()
-    alone = quantize(x[:, 2:3], bits)
-    assert torch.equal(codes.dense()[:, 2:3], alone.dense())
 
 
 @BITS
@@ -99,22 +74,3 @@ def test_coded_factors_do_what_factors_do(bits):
     )  # a scale of the column that fills a pair
     assert torch.equal(patch.layers[1]["v"].dense(), packed.dense())
     assert torch.equal(LowRank.from_tensors(packed.tensors()).dense(), packed.dense())
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: quantize(torch.zeros(3)), r"\[rows, columns\], got \(3,\)"),
-        (lambda: quantize(torch.zeros(3, 3), 2), r"bits 2 is none of \[4, 8\]"),
-        (lambda: quantize(torch.tensor([[1.0], [float("nan")]])), "not finite"),
-        (lambda: quantize(torch.tensor([[1.0, float("inf")]])), "not finite"),
-        (lambda: Codes(torch.zeros(3, 2), torch.zeros(2)), "must be int8"),
-        (lambda: Codes(torch.zeros(3, 2, dtype=torch.int8), torch.zeros(3)), r"int8 \[rows, 3\]"),
-        (lambda: Codes(torch.zeros(3, 2, dtype=torch.uint8), torch.zeros(2)), "codes of 2 columns"),
-        (lambda: Codes(torch.zeros(3, 2, dtype=torch.int8), torch.zeros(2).double()), "scales must be"),
-        (lambda: LowRank.from_tensors({"left": torch.zeros(3, 1)}), "right"),
-    ],
-)
-def test_what_is_no_code_is_refused(make, message):
-    with pytest.raises((ValueError, KeyError), match=message):
-        make()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.ops import RopeSpec, relocate, uniform_offset
-from kamera.ops.rope import rotation_table
 
 FREQUENCIES = tuple(10_000.0 ** (-i / 8) for i in range(8))
 AXES = {
@@ -61,13 +59,6 @@ def test_relocate_turns_pairs_by_axis_and_copies_the_rest(axes, pairing, start, 
         assert torch.equal(got[..., start + 16 :], x[..., start + 16 :])
 
 
-def test_pairings_and_axis_orders_give_different_keys():
-    x = keys(1, 4, 16)
-    results = [relocate(x, spec(a, p), (5, 9, 2)) for a in list(AXES)[1:] for p in ("half", "interleaved")]
-    for i, one in enumerate(results):
-        assert all(not torch.allclose(one, other) for other in results[:i])
-
-
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
 def test_relocate_rounds_once_even_at_long_range(dtype, bound):
     x = keys(2, 5, 16, dtype=dtype)
@@ -90,41 +81,6 @@ def test_a_move_and_its_inverse_restore_the_keys(offset):
     x = keys(1, 3, 16)
     back = relocate(relocate(x, spec(), (offset,)), spec(), (-offset,))
     torch.testing.assert_close(back, x, rtol=0, atol=1e-11)
-
-
-def test_a_zero_offset_returns_the_same_object():
-    x = keys(1, 3, 16, dtype=torch.bfloat16)
-    assert relocate(x, spec("mrope_blocked"), (0, 0, 0)) is x
-    assert relocate(x, spec("mrope_blocked"), (0, 0, 1)) is not x
-
-
-def test_a_cached_table_of_inference_mode_allows_gradients():
-    x, place = keys(1, 3, 16), (31_415,)  # a place no other test goes to: tables are kept
-    with torch.inference_mode():
-        inside = relocate(x, spec(), place)
-    tracked = x.clone().requires_grad_()
-    outside = relocate(tracked, spec(), place)
-    outside.sum().backward()
-    assert torch.equal(outside, inside)
-    ones = torch.ones_like(x)
-    torch.testing.assert_close(tracked.grad, relocate(ones, spec(), (-31_415,)), rtol=0, atol=1e-12)
-
-
-def test_equal_phases_are_one_key_and_others_are_not():
-    held = {spec(a, p): (a, p) for a in AXES for p in ("half", "interleaved")}
-    assert len(held) == 2 * len(AXES)
-    for (axes, pairing), again in zip(held.values(), list(held), strict=True):
-        assert held[spec(axes, pairing)] == (axes, pairing)
-        assert hash(replace(again, attention_scaling=2.0)) == hash(again)
-        assert replace(again, attention_scaling=2.0) not in held
-
-
-def test_turn_tables_are_shared_by_equal_phases_and_bounded():
-    given = (torch.float32, torch.device("cpu"))
-    first = rotation_table(spec(), (27_182,), *given)
-    assert rotation_table(spec(), (27_182,), *given) is first
-    assert rotation_table(spec(), (27_183,), *given) is not first
-    assert (rotation_table.cache_info().maxsize or 0) <= 1024
 
 
 def test_relocate_leaves_its_input_as_it_was():
@@ -153,11 +109,6 @@ def test_attention_scaling_is_not_applied_a_second_time():
     moved = relocate(x, spec(scaling=1.21), (40,))
     assert torch.equal(moved, relocate(x, spec(), (40,)))
     torch.testing.assert_close(moved.norm(dim=-1), x.norm(dim=-1))
-
-
-def test_a_phase_without_pairs_moves_nothing():
-    x = keys(1, 3, 4)
-    assert relocate(x, RopeSpec((), (), 1, "half"), (9,)) is x
 
 
 @pytest.mark.parametrize(
