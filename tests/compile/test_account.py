@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera import ChunkStore
-from kamera.compile import CompileJob, CompileReport, Settings, read_plan, run_plan
+from kamera.compile import CompileReport, Settings, read_plan, run_plan
 from kamera.engines import Spent
 from tests.compile.saved import pictures, vision_backbone, write_plan
 from tests.window.rig import Seen, watching
@@ -38,23 +38,3 @@ def test_the_account_of_a_job_equals_hooks_on_the_model(tmp_path, plan, settings
             again = run_plan(plan, backbone, store, settings)
         assert equals(again, seen)
         assert again.usage().now[:3] == (0, 0, 0), "no window is opened where nothing is missing"
-
-
-def test_proofs_are_work_of_a_job(tmp_path, plan):
-    backbone = vision_backbone()
-
-    def run(settings: Settings, name: str) -> CompileReport:
-        with ChunkStore.open(tmp_path / name) as store:
-            return run_plan(plan, backbone, store, settings)
-
-    proved, bare = run(PROVING, "proved"), run(Settings(tolerance=None), "bare")
-    assert proved.patches == bare.patches
-    assert proved.forwards > bare.forwards
-
-
-def test_an_unfinished_job_has_all_it_ran_on_its_account(tmp_path, plan):
-    backbone = vision_backbone()
-    with ChunkStore.open(tmp_path / "store") as store, watching(backbone, later=True) as seen:
-        job = CompileJob(plan, backbone, store, PROVING)
-        for step in job.steps():
-            assert equals(job.report(), seen), step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -10,12 +9,9 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, read_plan, run_plan
-from kamera.compile.prompt import context_of
-from kamera.engines.hf import Backbone, HfEngine
-from kamera.errors import StoreError
+from kamera.engines.hf import HfEngine
 from kamera.store import StoreAdmin
-from kamera.window import former_of
-from tests.compile.saved import SYSTEM, bare_model, pictures, vision_backbone, vision_model, write_plan
+from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
 from tests.engines.compare import relative
 from tests.models.hooks import hooked
 
@@ -105,35 +101,6 @@ def test_a_shared_prefix_is_prefilled_once(tmp_path, backbone, store, frames):
     assert report.patches == ObjectCounts(formed=3, reused=1)
 
 
-def test_a_chunk_new_to_one_window_only_is_encoded_once(tmp_path, backbone, store, frames):
-    a, b, c, _ = frames
-    plan = read_plan(write_plan(tmp_path, [a, b], [c, b], [b, c]))
-    report = run_plan(plan, backbone, store)
-    assert report.vision_encodes == 3
-    assert report.canonicals == ObjectCounts(formed=3, reused=3)
-    assert report.patches == ObjectCounts(formed=3)
-
-
-def test_a_chunk_described_twice_is_formed_once(tmp_path, backbone, store, frames):
-    image, text = frames[0]
-    other = shutil.copy(image["image"], tmp_path / "copy.png")
-    plan = read_plan(write_plan(tmp_path, [[image, text]], [[{"image": str(other)}, text]]))
-    report = run_plan(plan, backbone, store)
-    assert report.canonicals == ObjectCounts(formed=1, reused=1)
-    assert report.bytes_stored == sum(row.bytes for row in store.ls("canonical"))
-
-
-def test_the_processor_sees_a_description_once(tmp_path, backbone, store, frames, monkeypatch):
-    a, b, c, _ = frames
-    plan = read_plan(write_plan(tmp_path, [a, b], [b, c], [c, a]))
-    run_plan(plan, backbone, store)
-    processor = type(backbone.processor)
-    plain, seen = processor.__call__, []
-    monkeypatch.setattr(processor, "__call__", lambda self, **given: seen.append(1) or plain(self, **given))
-    run_plan(plan, backbone, store)
-    assert len(seen) == 3
-
-
 def test_the_report_is_what_the_store_grew_by(tmp_path, backbone, store, frames):
     report = run_plan(read_plan(write_plan(tmp_path, frames)), backbone, store)
     grown = sum(len(data) for data in objects(tmp_path / "store").values())
@@ -141,13 +108,6 @@ def test_the_report_is_what_the_store_grew_by(tmp_path, backbone, store, frames)
     assert report.bytes_stored == grown - shared > shared > 0
     assert (report.windows, report.chunks, report.failures) == (1, 4, ())
     assert report.seconds > 0
-
-
-def test_a_limit_compiles_the_first_lines_only(tmp_path, backbone, store, frames):
-    plan = read_plan(write_plan(tmp_path, frames[:1], frames[1:2], frames[2:]))
-    report = run_plan(plan, backbone, store, Settings(limit=2))
-    assert (report.windows, report.chunks) == (2, 2)
-    assert len(store.ls("canonical")) == 2
 
 
 # -- what it is worth ------------------------------------------------------------------------------
@@ -190,37 +150,6 @@ def test_patches_are_those_of_windows_that_start_from_nothing(tmp_path, backbone
     assert {i.formed for i in store.ls("exact")} == {"exact"}
 
 
-def test_a_patch_behind_patched_antecedents_is_formed_again(tmp_path, backbone, store, frames):
-    a, b, c, _ = frames
-    run_plan(read_plan(write_plan(tmp_path, [a, b])), backbone, store, Settings(rank=2))
-    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=2, forms="always"))
-    for frame in (a, b, c):
-        window.append(frame)
-    third = window.slots[2]
-
-    def formed() -> str | None:
-        return store.info(store.ls("canonical")[0].context, third.chunk_id, third.antecedents).formed
-
-    assert formed() == "patched"
-    report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(rank=2))
-    assert report.patches == ObjectCounts(formed=1, reused=1)
-    assert report.vision_encodes == 0
-    assert formed() == "exact"
-
-
-@pytest.mark.parametrize(("first", "second", "formed"), [(2, 4, 2), (4, 2, 0), (64, 128, 2), (64, 64, 0)])
-def test_patches_are_formed_anew_only_for_a_higher_rank(
-    tmp_path, backbone, store, frames, first, second, formed
-):
-    plan = read_plan(write_plan(tmp_path, frames[:3]))
-    run_plan(plan, backbone, store, Settings(rank=first, orbit=True))
-    report = run_plan(plan, backbone, store, Settings(rank=second, orbit=True))
-    # patches of 13 tokens have no more than 13 directions: asking for more changes nothing
-    expected = 0 if first > 13 else formed
-    assert report.patches == ObjectCounts(formed=expected, reused=2 - expected)
-    assert {i.rank for i in store.ls("exact")} == {min(13, max(first, second))}
-
-
 def test_an_orbit_patch_serves_another_order(tmp_path, backbone, store, frames):
     a, b, c, _ = frames
     report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(orbit=True))
@@ -233,16 +162,6 @@ def test_an_orbit_patch_serves_another_order(tmp_path, backbone, store, frames):
     # the same set in another line is the same orbit patch
     more = run_plan(read_plan(write_plan(tmp_path, [b, a, c])), backbone, store, Settings(orbit=True))
     assert more.orbits == ObjectCounts(formed=1, reused=1)
-
-
-def test_more_orderings_form_an_orbit_patch_anew(tmp_path, backbone, store, frames):
-    plan = read_plan(write_plan(tmp_path, ["one", "two", "three", "four", "five", frames[0]]))
-    first = run_plan(plan, backbone, store, Settings(orbit=True, samples=2))
-    assert first.orbits == ObjectCounts(formed=5)
-    same = run_plan(plan, backbone, store, Settings(orbit=True, samples=2))
-    assert (same.orbits, same.forwards) == (ObjectCounts(reused=5), 0)
-    more = run_plan(plan, backbone, store, Settings(orbit=True, samples=3))
-    assert more.orbits == ObjectCounts(formed=3, reused=2)  # sets of up to two are exhausted
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -278,25 +197,6 @@ def test_an_unknown_chunk_id_is_refused_before_any_work(tmp_path, backbone, stor
     assert store.ls() == []
 
 
-def test_a_chunk_id_of_another_system_prompt_is_unknown(tmp_path, backbone, store, frames):
-    run_plan(read_plan(write_plan(tmp_path, [frames[0]])), backbone, store)
-    (info,) = store.ls("canonical")
-    path = write_plan(tmp_path, [{"chunk_id": info.chunk_id}], system="Another.")
-    with pytest.raises(PlanError, match="for this model and system prompt"):
-        run_plan(read_plan(path), backbone, store)
-
-
-def test_a_stored_chunk_by_id_is_patched_without_its_pixels(tmp_path, backbone, store, frames):
-    a, b, _, _ = frames
-    run_plan(read_plan(write_plan(tmp_path, [a], [b])), backbone, store)
-    first, second = (i.chunk_id for i in store.ls("canonical"))
-    report = run_plan(
-        read_plan(write_plan(tmp_path, [{"chunk_id": first}, {"chunk_id": second}])), backbone, store
-    )
-    assert (report.patches, report.vision_encodes) == (ObjectCounts(formed=1), 0)
-    assert store.ls("exact")[0].antecedents == (first,)
-
-
 def test_a_damaged_canonical_is_made_again_on_the_way(tmp_path, backbone, store, frames):
     a, b, c, _ = frames
     run_plan(read_plan(write_plan(tmp_path, [a, b])), backbone, store)
@@ -314,43 +214,4 @@ def test_a_damaged_canonical_is_made_again_on_the_way(tmp_path, backbone, store,
     assert {k.name for k in whole} <= {k.name for k in kept}
 
 
-def test_a_store_that_cannot_be_written_ends_the_run(tmp_path, backbone, store, frames):
-    plan = read_plan(write_plan(tmp_path, frames[:1], frames[1:2]))
-    (tmp_path / "store" / "tmp").rmdir()
-    (tmp_path / "store" / "tmp").touch()
-    with pytest.raises(StoreError):
-        run_plan(plan, backbone, store)
-    (tmp_path / "store" / "tmp").unlink()
-    (tmp_path / "store" / "tmp").mkdir()
-    assert store.ls() == []
-
-
-@pytest.mark.parametrize("name", ["rank", "samples", "limit"])
-def test_settings_must_be_counts(name):
-    with pytest.raises(ValueError, match=f"{name} 0"):
-        Settings(**{name: 0})
-
-
 # -- which context ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("system", [SYSTEM, "", None])
-@pytest.mark.parametrize("kind", ["processor", "tokenizer", "template", "none"])
-def test_the_context_is_that_of_a_window_without_its_forward(kind, system):
-    if kind == "processor":
-        b = vision_backbone()
-    elif kind == "none":
-        if system:
-            pytest.skip("text needs a tokenizer")
-        b = Backbone.from_pretrained(bare_model("qwen2_5_vl"), dtype="float32").engine
-    else:
-        given = Backbone.from_pretrained(vision_model(), dtype="float32").engine
-        tokenizer = given.processor.tokenizer
-        tokenizer.chat_template = given.processor.chat_template if kind == "template" else None
-        b = HfEngine(given.model, tokenizer)
-    store = ChunkStore.open("memory://", tenant="t")
-    with b.measure() as work:
-        context = context_of(b, store, system)
-    assert work.forwards == 0
-    window = KameraWindow(b, store, system)
-    assert context == former_of(window).context

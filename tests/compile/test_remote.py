@@ -12,9 +12,8 @@ from kamera.compile import job as running
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 from lab.reliability.redis_server import BINARY, MISSING, RedisServer
-from tests.cli.run import kamera
 from tests.compile.same import contents
-from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
+from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
 
 SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
 SETTINGS = Settings(rank=4)
@@ -84,78 +83,3 @@ def test_a_dying_redis_ends_the_job_and_the_next_completes_it(tmp_path, server, 
 
 
 # -- the program -----------------------------------------------------------------------------------
-
-
-def test_the_program_compiles_into_a_redis_and_plans_from_it(
-    capsys, tmp_path, server, plan, frames, monkeypatch
-):
-    url = server.url("timeout=60")
-    done = kamera(capsys, "compile", vision_model(), plan, "--store", url, "--rank", "4", "--format", "json")
-    assert (done.code, done.err) == (0, "")
-    assert done.document["patches"]["formed"] == 3
-    with ChunkStore.open(url) as store:
-        assert contents(store) == directory(tmp_path / "s", plan)
-    trace = tmp_path / "trace.jsonl"
-    for _ in range(2):
-        window = KameraWindow(vision_backbone(), ChunkStore.open("memory://"), SYSTEM, trace=trace)
-        for frame in frames[:3]:
-            window.append(frame)
-    mined = tmp_path / "mined.jsonl"
-    given = ("plan", trace, mined, "--system", SYSTEM, "--store", url, "--format", "json")
-    assert [len(w["chunks"]) for w in kamera(capsys, *given).document["windows"]] == [3]
-    server.client().flushall()
-    assert kamera(capsys, *given).document["windows"] == []
-    # and the url may stand where other users of the machine do not see it
-    monkeypatch.setenv("KAMERA_STORE", url)
-    done = kamera(capsys, "compile", vision_model(), plan, "--rank", "4", "--format", "json")
-    assert done.document["patches"]["formed"] == 3
-    assert "timeout" not in done.document["store"]
-
-
-def test_a_dead_redis_is_named_before_loading(capsys, tmp_path, server, plan):
-    server.kill()
-    password = server.url().replace("redis+unix://", "redis+unix://:hunter2@")
-    for given in (
-        ("compile", "never-loaded", plan, "--store", password),
-        ("plan", plan, tmp_path / "p", "--store", password),
-    ):
-        done = kamera(capsys, *given)
-        assert done.code == 1
-        (line,) = done.err.splitlines()
-        assert "does not answer" in line
-        assert "hunter2" not in line
-    assert not (tmp_path / "p").exists()
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("memory://", "is gone when this command ends"),
-        ("obstore+memory://x", "is gone when this command ends"),
-        ("ftp://host/path", "ftp:// is not a store"),
-        (__file__, "is a file"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["compile", "plan"])
-def test_what_does_not_outlive_the_command_is_a_usage_error(capsys, tmp_path, plan, verb, url, says):
-    given = ("never-loaded", plan) if verb == "compile" else (plan, tmp_path / "p")
-    done = kamera(capsys, verb, *given, "--store", url)
-    assert done.code == 2
-    assert says in done.err
-    assert not (tmp_path / "p").exists()
-
-
-def test_a_file_url_is_the_directory_it_names(capsys, tmp_path, plan):
-    folder = tmp_path / "a folder"
-    url = folder.as_uri()
-    done = kamera(capsys, "compile", vision_model(), plan, "--store", url, "--rank", "4", "--format", "json")
-    assert done.document["store"] == str(folder)
-    with ChunkStore.open(folder) as store:
-        assert contents(store) == directory(tmp_path / "s", plan)
-
-
-def test_a_directory_that_is_no_store_is_not_planned_from(capsys, tmp_path, plan):
-    done = kamera(capsys, "plan", plan, tmp_path / "p", "--store", tmp_path / "gone")
-    assert done.code == 2
-    assert "nothing is at" in done.err
-    assert not (tmp_path / "gone").exists()

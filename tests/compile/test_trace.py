@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import stat
 
 import pytest
@@ -63,27 +62,6 @@ def test_every_operation_is_a_line_of_ids_without_content(tmp_path, frames):
     assert SYSTEM not in text
     assert not any(x.pictures or any(s.label for s in x.report.slots) for x in events)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_an_append_that_slides_by_itself_wants_one_patch(tmp_path, frames):
-    path = tmp_path / "trace.jsonl"
-    with ChunkStore.open("memory://") as store:
-        window = KameraWindow(vision_backbone(), store, SYSTEM, trace=path)
-        length = window.append(frames[0]).slot.length
-        tight = former_of(window).anchor.length + 2 * length + 2
-        window = KameraWindow(vision_backbone(), store, SYSTEM, max_tokens=tight, trace=path)
-        ids = [window.append(frame).slot.chunk_id for frame in frames[:3]]
-    last = [([s.chunk_id for s in x.report.slots], x.first_placement) for x in read_trace(path)][-2:]
-    assert last == [(ids[:2], 1), (ids[1:], 1)]
-
-
-def test_an_unwritable_trace_only_warns(tmp_path, frames, caplog):
-    with ChunkStore.open("memory://") as store:
-        window = KameraWindow(vision_backbone(), store, SYSTEM, trace=tmp_path / "no" / "trace.jsonl")
-        with caplog.at_level(logging.WARNING, logger="kamera.window.events"):
-            window.append(frames[0])
-    assert len(window) == 1
-    assert "missing from the trace" in caplog.text
 
 
 def test_recurring_traffic_runs_no_forward_once_compiled(tmp_path, frames, capsys):
