@@ -41,17 +41,6 @@ def test_a_plan_is_compiled_and_a_second_run_does_nothing(capsys, tmp_path, plan
     assert files(tmp_path / "s") == before
 
 
-def test_the_table_counts_too_and_no_bar_is_drawn_for_nobody(capsys, tmp_path, plan):
-    done = kamera(
-        capsys, "compile", vision_model(), plan, "--store", tmp_path / "s", "--limit", "1", "--rank", "4"
-    )
-    assert done.code == 0
-    assert "\r" not in done.err
-    assert "patches 2 formed, 0 reused, 0 skipped" in " ".join(done.out.split())
-    with ChunkStore.open(tmp_path / "s") as store:
-        assert {i.rank for i in store.ls("exact")} == {4}
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -83,14 +72,6 @@ def test_a_bad_line_is_named_and_nothing_is_stored(capsys, tmp_path, line, says,
     assert folder.exists() == (store != "absent")
 
 
-def test_every_bad_line_gets_a_line(capsys, tmp_path):
-    path = tmp_path / "plan.jsonl"
-    path.write_text("{}\n[]\n")
-    done = kamera(capsys, "compile", "never-loaded", path, "--store", tmp_path / "s")
-    assert done.code == 2
-    assert [line.split(": ")[1] for line in done.err.splitlines()] == [f"{path}:1", f"{path}:2"]
-
-
 def test_a_failing_line_is_reported_and_the_others_are_done(capsys, tmp_path, plan):
     (tmp_path / "bad.png").write_bytes(b"no picture")
     path = tmp_path / "two.jsonl"
@@ -101,52 +82,3 @@ def test_a_failing_line_is_reported_and_the_others_are_done(capsys, tmp_path, pl
     assert failure["where"] == f"{path}:1"
     assert "bad.png" in failure["error"]
     assert done.document["patches"]["formed"] == 3
-
-
-def test_a_foreign_folder_is_refused_before_loading(capsys, tmp_path, plan):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "thesis.txt").write_text("years of work")
-    before = files(folder)
-    done = kamera(capsys, "compile", "never-loaded", plan, "--store", folder)
-    assert done.code == 1
-    assert "not a kamera store" in done.err
-    assert len(done.err.splitlines()) == 1
-    assert files(folder) == before
-
-
-def test_a_model_that_does_not_load_fails_and_makes_no_store(capsys, tmp_path, plan):
-    done = kamera(capsys, "compile", tmp_path / "nothing", plan, "--store", tmp_path / "s")
-    assert done.code == 1
-    assert done.err.startswith("error: no transformers model at")
-    assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize("layers", ["1:3", "2,1"])
-def test_layers_are_a_range_or_numbers(capsys, tmp_path, plan, layers):
-    given = ("compile", vision_model(), plan, "--store", tmp_path / "s", "--layers", layers)
-    assert kamera(capsys, *given).code == 0
-    with ChunkStore.open(tmp_path / "s") as store:
-        for info in store.ls("exact"):
-            record = store.get_patch(info.context, info.chunk_id, info.antecedents)
-            assert record.info["asked_layers"] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("layers", "says"), [("2:9", "layer 8 of a model of 3 layers"), ("all", "layers 'all'"), ("3:1", "'3:1'")]
-)
-def test_layers_that_are_none_are_a_usage_error(capsys, tmp_path, plan, layers, says):
-    done = kamera(capsys, "compile", vision_model(), plan, "--store", tmp_path / "s", "--layers", layers)
-    assert done.code == 2
-    assert says in done.err.splitlines()[0]
-    with ChunkStore.open(tmp_path / "s") as store:
-        assert store.ls() == []
-
-
-def test_ids_without_a_store_are_refused_before_loading(capsys, tmp_path):
-    path = tmp_path / "plan.jsonl"
-    path.write_text('{"chunks": ["a", {"chunk_id": "0123"}]}\n')
-    done = kamera(capsys, "compile", "never-loaded", path, "--store", tmp_path / "s")
-    assert done.code == 2
-    assert done.err.startswith(f"error: {path}:1: chunks[1]: no chunk '0123'")
-    assert not (tmp_path / "s").exists()

@@ -45,21 +45,6 @@ def test_bad_usage_is_one_line_and_writes_nothing(capsys, data, tmp_path, argume
     assert not (tmp_path / "out" / "items.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["mm-niah", "milebench", "muirbench", "video-mme", "egoschema"])
-def test_every_benchmark_explains_its_options(capsys, name):
-    run = kamera(capsys, "eval", name, "--help")
-    assert run.code == 0 and all(option in run.out for option in ("--data", "--arms", "--subtask", "--out"))
-
-
-def test_a_run_in_which_nothing_ran_fails(capsys, tmp_path):
-    data = write_mm_niah(tmp_path, episodes=1, questions=1, layouts=("LI",))
-    for image in (data / "mm_niah_val" / "images").rglob("*.png"):
-        image.write_bytes(b"no picture")
-    run = kamera(capsys, *NIAH, "--data", data, "--out", tmp_path / "out", "--arms", "blind")
-    assert run.code == 1 and "no item was answered" in run.err
-    assert "UnreadableMedia" in run.err
-
-
 def test_shards_are_run_and_merged_from_the_command_line(capsys, data, tmp_path):
     for i in (1, 2):
         run = kamera(
@@ -81,36 +66,3 @@ def test_shards_are_run_and_merged_from_the_command_line(capsys, data, tmp_path)
     assert joined.code == 0 and joined.document["items"] == 2
     refused = kamera(capsys, *NIAH, "--data", data, "--out", tmp_path / "3", "--shard", "3/2")
     assert refused.code == 2 and "3/2" in refused.err
-
-
-def test_the_benchmark_of_reuse_is_frozen_run_and_run_again(capsys, tmp_path):
-    freeze = ("eval", "freeze", "testbed", "--items", "2", "--seed", "3", "--out")
-    made = kamera(capsys, *freeze, tmp_path / "a", "--format", "json").document
-    again = kamera(capsys, *freeze, tmp_path / "b", "--format", "json").document
-    assert made["digest"] == again["digest"] and (made["items"], made["questions"]) == (2, 18)
-    assert kamera(capsys, *freeze, tmp_path / "a").code == 1
-    run = ("eval", "reuse", "--data", tmp_path / "a", "--out", tmp_path / "run", "--limit", "1")
-    arms = ("--arms", "reprefill,patch@16,other-patch@16", "--subtask", "slid")
-    first = kamera(capsys, *run, *arms, "--format", "json")
-    assert (first.document["items"], first.document["arms"][1]["summary"]["official"]) == (1, 1.0)
-    lines = (tmp_path / "run" / "items.jsonl").read_bytes()
-    shown = kamera(capsys, *run, *arms)
-    assert "reuse: 1 items" in shown.out and (tmp_path / "run" / "items.jsonl").read_bytes() == lines
-
-
-@pytest.mark.parametrize(
-    "arguments, code, said",
-    [
-        (("reuse", "--data", "EMPTY", "--out", "x"), 1, "no benchmark here"),
-        (
-            ("reuse", "--data", "EMPTY", "--out", "x", "--system", "S", "--subtask", "no"),
-            2,
-            "reuse has no subtask 'no'",
-        ),
-        (("freeze", "tv", "--out", "x"), 2, "'tv' is none of testbed"),
-        (("freeze", "ovo-bench", "--out", "x"), 2, "needs --data"),
-    ],
-)
-def test_bad_usage_of_the_benchmark_of_reuse_is_one_line(capsys, tmp_path, arguments, code, said):
-    run = kamera(capsys, "eval", *(str(tmp_path) if a == "EMPTY" else a for a in arguments))
-    assert run.code == code and said in run.err and run.err.count("\n") == 1

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import Settings, read_plan, run_plan
 from kamera.engines.hf import describe
-from kamera.errors import StoreVersionError
 from kamera.ops import kv_bytes
-from kamera.store import StoreAdmin
-from kamera.window.file import WINDOW, Saved
-from lab.coded import coded
 from tests.cli.run import files, kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
 
@@ -34,16 +29,6 @@ def made(tmp_path_factory):
         window.append(b)
         window.save(folder / "w")
     return folder
-
-
-@pytest.mark.parametrize(("bits", "dtype"), [(8, "int8"), (4, "uint8")])
-def test_a_patch_in_codes_is_shown(capsys, made, tmp_path, bits, dtype):
-    with ChunkStore.open(made / "s") as store, ChunkStore.open(tmp_path / "s") as other:
-        row = next(row for row in store.ls() if row.kind == "exact")
-        record = store.get_patch(row.context, row.chunk_id, row.antecedents)
-        other.put(replace(record, patch=coded(record.patch, bits)))
-    (shown,) = kamera(capsys, "inspect", tmp_path / "s", "--format", "json").document["contents"]
-    assert (shown["intact"], shown["dtype"], shown["rank"]) == (True, dtype, 4)
 
 
 def test_a_store_is_shown_with_what_its_patches_weigh(capsys, made):
@@ -67,24 +52,6 @@ def test_a_store_is_shown_with_what_its_patches_weigh(capsys, made):
     held = shown[next(i.key for i in listed if i.kind == "canonical" and i.chunk_id == patch.chunk_id)]
     assert held["channels"]["k"] == {"dtype": "float32", "shapes": [[2, patch.tokens, 16]], "layers": 3}
     assert files(made) == before
-
-
-def test_one_object_file_finds_its_canonical_beside_it(capsys, made):
-    with ChunkStore.open(made / "s") as store:
-        (patch,) = store.ls("exact")
-    (file,) = (made / "s").rglob(f"{patch.key}.safetensors")
-    found = kamera(capsys, "inspect", file, "--format", "json").document
-    assert found["key"] == patch.key
-    assert found["intact"] is True
-    assert 0 < found["percent_of_kv"] < 100
-    alone = made / file.name
-    alone.write_bytes(file.read_bytes())
-    lost = kamera(capsys, "inspect", alone, "--format", "json")
-    alone.unlink()
-    assert (lost.code, lost.document["percent_of_kv"]) == (0, None)
-    table = kamera(capsys, "inspect", file)
-    assert "every byte is as it was written" in table.out
-    assert patch.chunk_id in table.out
 
 
 def test_a_saved_window_is_shown(capsys, made):
@@ -122,39 +89,6 @@ def test_damage_is_told_and_left_where_it_is(capsys, made, tmp_path):
     assert (one.code, one.out.startswith("damaged: ")) == (1, True)
 
 
-def test_a_damaged_window_is_one_line(capsys, made):
-    file = made / "w" / "window.safetensors"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    try:
-        done = kamera(capsys, "inspect", made / "w")
-    finally:
-        file.write_bytes(whole)
-    assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
-    assert "digest" in done.err
-
-
-def test_what_another_format_wrote_is_refused_in_one_line(capsys, made):
-    window, marker = made / "w" / "window.safetensors", made / "s" / "kamera-store.json"
-    whole, named = window.read_bytes(), marker.read_bytes()
-    document, tensors = WINDOW.read(made / "w")
-    document["version"] = 0
-    WINDOW.publish(made / "w", Saved(document, tensors))
-    marker.write_text('{"format": 1}')
-    before = files(made)
-    try:
-        shown = [kamera(capsys, "inspect", made / "w"), kamera(capsys, "store", "ls", made / "s")]
-        with ChunkStore.open("memory://") as store, pytest.raises(StoreVersionError, match="window format 0"):
-            KameraWindow.load(made / "w", vision_backbone(), store)
-        assert files(made) == before
-    finally:
-        window.write_bytes(whole)
-        marker.write_bytes(named)
-    for done, says in zip(shown, ("window format 0", "a store of format 1"), strict=True):
-        assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
-        assert says in done.err and "damaged" not in done.err
-
-
 def test_ls_lists_what_the_store_lists(capsys, made):
     with ChunkStore.open(made / "s") as store:
         keys = [i.key for i in store.ls()]
@@ -169,22 +103,6 @@ def test_ls_lists_what_the_store_lists(capsys, made):
     assert all(key[:12] in table for key in keys)
     other = kamera(capsys, "store", "ls", made / "s", "--tenant", "other", "--format", "json").document
     assert other["objects"] == 0
-
-
-def test_stats_add_up(capsys, made):
-    with ChunkStore.open(made / "s") as store:
-        stats = StoreAdmin(store).stats()
-    document = kamera(capsys, "store", "stats", made / "s", "--format", "json").document
-    assert document["bytes"] == stats.bytes == sum(k["bytes"] for k in document["kinds"].values())
-    assert document["kinds"]["canonical"]["objects"] == stats.canonicals == 2
-    assert (document["objects"], document["chunks"], document["contexts"]) == (7, 2, 1)
-
-
-def test_an_unknown_kind_is_bad_usage(capsys, made):
-    done = kamera(capsys, "store", "ls", made / "s", "--kind", "cat")
-    assert (done.code, done.out) == (2, "")
-    kinds = "canonical, anchor, conditioned, encoding, exact, sampled, orbit"
-    assert done.err == f"error: kind 'cat' is none of {kinds}\n"
 
 
 @pytest.mark.parametrize("verb", [["store", "ls"], ["store", "stats"], ["inspect"]])
@@ -207,29 +125,8 @@ def test_a_folder_without_a_store_is_one_line_and_unchanged(capsys, tmp_path, ve
     }[what]
 
 
-def test_a_file_that_is_no_object_is_damaged(capsys, tmp_path):
-    file = tmp_path / ("a" * 64 + ".safetensors")
-    file.write_bytes(b"\0" * 500)
-    assert kamera(capsys, "inspect", file).code == 1
-    other = tmp_path / "model.safetensors"
-    other.write_bytes(b"\0" * 500)
-    done = kamera(capsys, "inspect", other, "--format", "json")
-    assert (done.code, done.document["intact"]) == (1, False)
-    assert "not an object's name" in done.document["error"]
-
-
 def shown(capsys, *arguments) -> dict:
     return kamera(capsys, "inspect", *arguments, "--format", "json").document
-
-
-def test_one_object_or_chunk_of_a_store_is_shown(capsys, made):
-    (patch,) = [o for o in shown(capsys, made / "s")["contents"] if o["kind"] == "exact"]
-    for prefix in (patch["key"], patch["key"][:12]):
-        found = shown(capsys, made / "s", prefix)
-        assert [o["key"] for o in found["contents"]] == [patch["key"]] and found["inspected"] == 1
-    found = shown(capsys, made / "s", patch["chunk_id"][:16])
-    assert {o["chunk_id"] for o in found["contents"]} == {patch["chunk_id"]}
-    assert {o["kind"] for o in found["contents"]} == {"canonical", "encoding", "exact", "orbit"}
 
 
 @pytest.mark.parametrize(
@@ -239,20 +136,3 @@ def test_an_unknown_or_ambiguous_prefix_fails(capsys, made, prefix, message):
     code, out, err = kamera(capsys, "inspect", made / "s", prefix)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert re.search(message, err)
-
-
-def test_a_beginning_of_several_objects_fails(capsys, made):
-    key = shown(capsys, made / "s")["contents"][0]["key"]
-    twin = f"{key[:8]}{'0' * 56}"
-    path = made / "s" / "objects" / f"{twin}.safetensors"
-    path.write_bytes(b"damaged")
-    try:
-        code, _, err = kamera(capsys, "inspect", made / "s", twin[:8])
-    finally:
-        path.unlink()
-    assert code == 1 and "2 begin so" in err and err.count("\n") == 1
-
-
-def test_an_object_of_what_is_no_store_fails(capsys, made):
-    code, _, err = kamera(capsys, "inspect", made / "w", "ab12")
-    assert code == 2 and "names an object of a store" in err and err.count("\n") == 1

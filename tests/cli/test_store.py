@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -28,10 +27,6 @@ def objects(root, **more):
         return store.ls()
 
 
-def keys(root):
-    return {info.key for info in objects(root)}
-
-
 def spoil(root, chunk):
     """Damage a chunk's canonical; its key."""
     info = next(i for i in objects(root) if i.chunk_id == chunk * 64 and i.kind == "canonical")
@@ -45,18 +40,6 @@ def as_json(capsys, *arguments):
     return done.code, done.document
 
 
-def test_verify_passes_a_sound_store_and_changes_nothing(capsys, root):
-    before = files(root)
-    assert as_json(capsys, "verify", root) == (
-        0,
-        {"store": str(root), "ok": 6, "quarantined": [], "refused": []}
-        | {"orphan_files": 0, "orphan_rows": 0, "stale": 0},
-    )
-    assert files(root) == before
-    table = kamera(capsys, "store", "verify", root)
-    assert (table.code, table.err) == (0, "") and "quarantined" in table.out
-
-
 def test_verify_sets_damage_aside_says_so_and_fails(capsys, root):
     key = spoil(root, "b")
     code, document = as_json(capsys, "verify", root)
@@ -68,30 +51,6 @@ def test_verify_sets_damage_aside_says_so_and_fails(capsys, root):
     assert copy["name"] == key and copy["file"].startswith(key)
     assert as_json(capsys, "verify", root)[0] == 0
     assert as_json(capsys, "stats", root)[1]["quarantined"]["copies"] == 1
-
-
-def test_verify_makes_the_index_anew(capsys, root):
-    before = objects(root)
-    with ChunkStore.open(root) as store:
-        store._disk.index._db.execute("DELETE FROM objects WHERE kind = 'exact'")
-    assert as_json(capsys, "verify", root)[0] == 0
-    assert objects(root) == before
-
-
-def test_quarantined_copies_go_only_on_demand(capsys, root):
-    for chunk in "ab":
-        spoil(root, chunk)
-    kamera(capsys, "store", "verify", root)
-    copies = as_json(capsys, "quarantine", "ls", root)[1]["copies"]
-    assert len(copies) == 2
-    assert as_json(capsys, "quarantine", "drop", root, "--older", "1h")[1]["dropped"] == 0
-    _, document = as_json(capsys, "quarantine", "drop", root, copies[0]["file"])
-    assert (document["dropped"], document["copies"]) == (1, copies[1:])
-    assert as_json(capsys, "gc", root, "--quarantine-older", "1h")[1]["quarantined"] == 0
-    time.sleep(0.01)
-    assert as_json(capsys, "quarantine", "drop", root, "--older", "0s")[1]["dropped"] == 1
-    wrong = kamera(capsys, "store", "quarantine", "drop", root, "../x")
-    assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
 
 
 def test_gc_removes_down_to_the_budget_and_keeps_what_is_pinned(capsys, root):
@@ -114,16 +73,6 @@ def test_gc_removes_down_to_the_budget_and_keeps_what_is_pinned(capsys, root):
     assert objects(root) == []
 
 
-def test_gc_without_a_budget_removes_patches_without_canonical(capsys, root):
-    spoil(root, "c")
-    kamera(capsys, "store", "verify", root)
-    code, document = as_json(capsys, "gc", root)
-    assert code == 0
-    assert [(r["kind"], r["reason"]) for r in document["removed"]] == [("exact", "its canonical is gone")]
-    table = kamera(capsys, "store", "gc", root)
-    assert (table.code, "objects after   4" in table.out) == (0, True)
-
-
 def test_pins_are_named_by_the_start_of_a_key_or_chunk(capsys, root):
     key = objects(root)[0].key
     code, document = as_json(capsys, "pin", root, key[:16], "bbbbbbbb")
@@ -136,16 +85,6 @@ def test_pins_are_named_by_the_start_of_a_key_or_chunk(capsys, root):
         wrong = kamera(capsys, "store", "pin", root, target)
         assert (wrong.code, wrong.out, part in wrong.err) == (1, "", True)
     assert as_json(capsys, "pin", root)[1] == document
-
-
-def test_the_cap_on_pins_holds_until_it_is_lifted(capsys, root):
-    over = kamera(capsys, "store", "pin", root, "a" * 64, "--cap", "1kB")
-    assert (over.code, over.out) == (1, "") and "over the cap of 1000" in over.err
-    code, document = as_json(capsys, "pin", root)
-    assert (code, document["cap"], document["pins"]) == (0, 1000, [])
-    code, document = as_json(capsys, "pin", root, "a" * 64, "--no-cap")
-    assert (code, document["cap"], len(document["pins"])) == (0, None, 2)
-    assert as_json(capsys, "stats", root)[1]["pinned"]["objects"] == 2
 
 
 def test_forget_removes_a_chunk_and_proves_it(capsys, root):
@@ -184,18 +123,3 @@ def test_bad_usage_changes_nothing(capsys, root, arguments):
     done = kamera(capsys, "store", arguments[0], root, *arguments[1:])
     assert (done.code, done.out) == (2, "")
     assert files(root) == before and len(objects(root)) == 6
-
-
-@pytest.mark.parametrize("verb", ["verify", "gc", "pin", "quarantine ls", "stats"])
-def test_a_folder_without_a_store_is_one_line_and_unchanged(capsys, tmp_path, verb):
-    done = kamera(capsys, "store", *verb.split(), tmp_path)
-    assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_results_go_to_a_file(capsys, root, tmp_path):
-    for verb in ("ls", "stats", "verify", "gc", "pin", "quarantine ls"):
-        target = tmp_path / f"{verb}.json"
-        done = kamera(capsys, "store", *verb.split(), root, "--format", "json", "--output", target, "-q")
-        assert (done.code, done.out, done.err) == (0, "", "")
-        assert json.loads(target.read_text())["store"] == str(root)

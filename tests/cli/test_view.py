@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from kamera import ChunkStore, ReusePolicy, SessionPool
-from kamera.cli.snapshot import events_in
+from kamera import ChunkStore, SessionPool
 from tests.cli.run import kamera
 from tests.sessions.rig import speaking
-from tests.window.rig import make, rig
 from tests.window.told import write_trace
 from tests.window.view.test_story import walk
 
@@ -37,21 +35,6 @@ def test_a_trace_becomes_a_page_that_is_named(capsys, trace, tmp_path):
     assert done.document == {"source": str(trace), "page": "walk.html", "operations": 5}
 
 
-def test_a_saved_window_is_shown_as_it_stands(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    backbone, chunks = rig("qwen2_5_vl")
-    policy = ReusePolicy.streaming()
-    window = make(backbone, ChunkStore.open("memory://"), *chunks[:3], policy=policy)
-    window.slide()
-    window.condition(1, False)
-    window.save(tmp_path / "w")
-    (event,) = events_in(tmp_path / "w")
-    told = [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in event.report.slots]
-    assert told == [(s.chunk_id, s.start, s.length, s.guarantee, s.antecedents) for s in window.slots]
-    assert [s.conditioned for s in event.report.slots] == [True, False]
-    assert kamera(capsys, "view", tmp_path / "w").out == "w.html\n"
-
-
 def test_a_pools_directory_and_its_trace_have_a_life_a_session(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pool = SessionPool(
@@ -71,21 +54,3 @@ def test_a_pools_directory_and_its_trace_have_a_life_a_session(capsys, tmp_path,
         assert sorted(life["name"] for life in told) == sorted(names)
     assert [len(life["deeds"]) for life in told] == [2, 1, 1]
     assert [life["name"] for life in told] == names
-
-
-@pytest.mark.parametrize(
-    ("source", "code", "what"),
-    [
-        ("nothing", 2, "nothing is at 'nothing'"),
-        (".", 1, "no saved window or session"),
-        ("no.jsonl", 1, "no.jsonl:1: '{}' is not a window's operation"),
-        ("http://127.0.0.1:9/trace", 1, "does not answer"),
-    ],
-)
-def test_what_is_no_trace_is_refused_in_a_line(capsys, tmp_path, monkeypatch, source, code, what):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "no.jsonl").write_text("{}\n{}\n")
-    done = kamera(capsys, "view", source)
-    assert (done.code, done.out) == (code, "")
-    assert what in done.err and done.err.count("\n") == 1
-    assert not list(tmp_path.glob("*.html"))
