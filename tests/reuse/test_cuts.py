@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.content import Conversations
-from kamera.errors import UnidentifiedMedia
 from kamera.reuse import RULES, CutRule, Media, Prompt, Span, anchors_of, cut_prompt
 from lab.plain_cuts import plain_cuts
 from tests.content import templates
@@ -69,13 +68,6 @@ def test_segments_are_the_text_and_within_the_clamp(ids, rule):
     assert all(lengths[:-1] >= rule.minimum)
 
 
-def test_blocks_of_the_vectorised_hash_leave_no_seam():
-    ids = text(3, 40_000)  # more than two blocks
-    assert cut_prompt(Prompt.of(ids), SMALL) == plain_cuts(
-        ids.tolist(), minimum=8, maximum=64, exponent=4, bits="low"
-    )
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6),
@@ -92,25 +84,6 @@ def test_cuts_meet_again_behind_an_edit(seed, inserted, rule):
     assert {c for c in before if c >= met} == {c for c in after if c >= met}
 
 
-def test_a_reset_makes_cuts_forget_what_stands_before():
-    body = text(0, 3_000)
-    alone = cut_prompt(Prompt.of(body), RULES["anchors"])
-    for seed, length in ((1, 1), (2, 77), (3, 1_900)):
-        head = text(seed, length)
-        prompt = Prompt.of(np.concatenate([head, body, head]), anchors=[length, length + 3_000])
-        cuts = cut_prompt(prompt, RULES["anchors"])
-        inside = [c - length for c in cuts if length <= c <= length + 3_000]
-        assert inside == alone
-
-
-def test_a_marker_is_a_reset_at_both_its_ends():
-    marker = (7, 8, 7, 9)
-    ids = np.concatenate([text(1, 50, 5) + 100, marker, text(2, 60, 5) + 100, marker, text(3, 9, 5) + 100])
-    cuts = cut_prompt(Prompt.of(ids), CutRule(marker=marker))
-    assert {50, 54, 114, 118} <= set(cuts)
-    assert cut_prompt(Prompt.of(ids), CutRule()) != cuts
-
-
 def test_a_picture_is_one_segment_and_is_never_cut():
     ids = np.concatenate([text(1, 700), np.full(1_500, 151_655), text(2, 700)])
     prompt = Prompt.of(
@@ -123,60 +96,6 @@ def test_a_picture_is_one_segment_and_is_never_cut():
     for rule in RULES.values():
         cuts = cut_prompt(prompt, rule)
         assert (700, 2_200) in itertools.pairwise(cuts)
-
-
-def test_a_run_of_equal_tokens_is_not_cut_by_content():
-    for token in range(64):  # whatever its hash: some of these would cut at every place
-        assert cut_prompt(Prompt.of(np.full(1_000, token)), CutRule(exponent=2)) == [0, 512, 1_000]
-
-
-def test_given_spans_are_resets_where_the_rule_asks():
-    prompt = Prompt.of(text(5, 400), spans=[Span(33, 290, "tools")])
-    assert {33, 290} <= set(cut_prompt(prompt, CutRule()))
-    assert not {33, 290} <= set(cut_prompt(prompt, RULES["low"]))
-
-
-def test_a_kept_span_is_a_segment_as_it_is():
-    prompt = Prompt.of(text(1, 2_000))
-    kept = [(100, 150), (150, 1_300)]
-    cuts = cut_prompt(prompt, CutRule(), kept)
-    assert set(kept) <= set(itertools.pairwise(cuts))
-    behind = cut_prompt(Prompt.of(prompt.ids[1_300:]), CutRule())
-    assert [c - 1_300 for c in cuts if c >= 1_300] == behind
-
-
-def test_the_empty_prompt_has_one_boundary():
-    assert [cut_prompt(Prompt.of([]), rule) for rule in RULES.values()] == [[0]] * len(RULES)
-
-
-@pytest.mark.parametrize(
-    ("made", "named"),
-    [
-        (lambda: Prompt.of([1.5]), "integers"),
-        (lambda: Prompt.of([[1, 2]]), "integers"),
-        (lambda: Prompt.of([-1]), "-1"),
-        (lambda: Prompt.of([2**32]), "4294967296"),
-        (lambda: Prompt.of([1, 2], anchors=[3]), "anchor 3"),
-        (lambda: Prompt.of([1, 2], media=[Media(1, 3, "d")]), "2 tokens"),
-        (lambda: Prompt.of([1, 2], spans=[Span(1, 1)]), "2 tokens"),
-        (lambda: Prompt.of([1, 2, 3], media=[Media(0, 2, "d"), Media(1, 3, "e")]), "overlap"),
-        (lambda: CutRule(minimum=0), "minimum 0"),
-        (lambda: CutRule(minimum=31, bits="high"), "minimum 31"),
-        (lambda: CutRule(minimum=6, bits="low"), "minimum 6"),
-        (lambda: cut_prompt(Prompt.of([1]), CutRule(exponent=17, minimum=32)), "17"),
-    ],
-)
-def test_what_cannot_be_cut_is_a_value_error(made, named):
-    with pytest.raises(ValueError, match=r"must|not within|overlap|less") as refused:
-        made()
-    assert named in str(refused.value)
-
-
-def test_placeholders_without_a_digest_are_refused_by_name():
-    with pytest.raises(UnidentifiedMedia, match="token 9 at 2"):
-        Prompt.of([1, 9, 9, 4], media=[Media(1, 2, "d")], placeholders={9})
-    with pytest.raises(UnidentifiedMedia, match="no digest"):
-        Prompt.of([1, 9], media=[Media(1, 2, "")])
 
 
 @pytest.mark.parametrize("header", [0, 45])

@@ -15,7 +15,7 @@ from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
 from kamera.reuse import RULES, Prompt
 from kamera.window import sequence_of
-from tests.reuse.rig import HEAD, SAMPLED, error, family, plain, reuser, words
+from tests.reuse.rig import HEAD, error, family, plain, reuser, words
 from tests.sessions.rig import plain_logits, speaking
 from tests.window.rig import borne, watching
 
@@ -59,34 +59,6 @@ def test_shuffled_passages_answer_as_without_reuse(drawn):
 
 
 ORDERS = ([0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 2, 1], [2, 1, 0])
-
-
-def test_what_came_before_is_the_same_chunk_again():
-    """No prompt says where passages begin: the places where they were parted before do."""
-    one = reuser(family(NAME), policy=ReusePolicy.exact(), rule=RULE)
-    last = [spans(one.prepare(shuffled(order)).run()) for order in ORDERS][-1]
-    assert last == [tuple(PASSAGES[i].tolist()) for i in ORDERS[-1]]
-
-
-def test_a_part_of_a_segment_is_computed_before_it_is_served():
-    """A slice of a canonical attended to what precedes it in its segment: it is no canonical."""
-    backbone, whole = family(NAME), words(7, 200)
-    one = reuser(backbone, policy=SAMPLED, rule=RULE)
-
-    def asked(*parts: torch.Tensor) -> Prompt:
-        return Prompt.of(torch.cat([HEAD, *parts, QUESTION]).numpy())
-
-    one.prepare(asked(whole)).run()
-    for seed, tier in ((8, "none"), (9, "sampled")):
-        done = one.prepare(asked(words(seed, 30), whole[20:110])).run()
-        done.window.flush()
-        (part,) = [
-            a
-            for a, piece in zip(done.admissions, spans(done), strict=True)
-            if piece == tuple(whole[20:110].tolist())
-        ]
-        assert part.tier == tier
-        assert ("it came before" in part.reason) == (tier == "none")
 
 
 def test_a_conversation_finds_what_moved_inside_its_messages():
@@ -136,33 +108,6 @@ def served(one, orders) -> tuple[float, int]:
         later += plan.later.tokens
     taken = sum(a.tokens for a in done.admissions if a.tier != "none")
     return taken / sum(a.tokens for a in done.admissions), later
-
-
-def test_canonicals_of_what_recurs_are_made_where_they_can_be_served():
-    backbone = family(NAME)
-    for policy in (ReusePolicy(certified=False), SAMPLED):
-        share, later = served(reuser(backbone, policy=policy, rule=RULE), LONG)
-        if policy.minimum == "patched":
-            assert later == 0 and share < 0.5
-        else:
-            assert later > 0 and share > 0.9  # what led a prompt before has its canonical for nothing
-
-
-@pytest.mark.parametrize(
-    ("policy", "kinds"),
-    [
-        (ReusePolicy(minimum="exact", on_miss="prefill", forms="always"), {"canonical"}),
-        (ReusePolicy(minimum="exact", forms="always"), {"canonical"}),
-        (ReusePolicy(certified=False, forms="always", withheld=frozenset({"patched"})), {"canonical"}),
-        (ReusePolicy(certified=True, tolerance=None, forms="always"), {"canonical"}),
-        (ReusePolicy(certified=False, forms="always"), {"canonical", "exact"}),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
-def test_no_patch_is_formed_that_is_never_served(policy, kinds):
-    one = reuser(family(NAME), policy=policy, rule=RULE)
-    served(one, LONG[:2] + LONG[:2])
-    assert {row.kind for row in one.store.ls() if row.kind != "anchor"} == kinds
 
 
 @pytest.mark.parametrize("forms", ["returning", "always"])

@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.reuse import seen
-from kamera.window import former_of
 from tests.reuse.rig import FULL, error, family, parts, plain, prompt, reuser, words
 
 EXACT = ReusePolicy.exact()
@@ -38,18 +36,6 @@ def test_the_unchanged_head_of_an_edited_segment_is_kept(name):
     assert [x.head for x in done.admissions] == [0, 11, 0]
 
 
-def test_a_head_piece_alone_is_exact_without_a_forward():
-    backbone, one = family("llama_mqa"), reuser(family("llama_mqa"), policy=EXACT)
-    a, b, _, _, question = parts()
-    check(one.prepare(prompt(a, b, question)), backbone, prompt(a, b, question))
-    asked = prompt(a, b[:10], question)
-    plan = one.prepare(asked)
-    assert [(x.tier, x.guarantee) for x in plan.admissions] == [("exact", "exact")] * 2
-    assert plan.admissions[1].reason == "exact: the first tokens of a segment that the window holds"
-    assert plan.cost.forwards == 0
-    check(plan, backbone, asked)
-
-
 def test_a_tail_piece_is_never_exact():
     backbone, one = family("llama_mqa"), reuser(family("llama_mqa"), policy=EXACT)
     a, b, _, _, question = parts()
@@ -58,15 +44,6 @@ def test_a_tail_piece_is_never_exact():
         plan = one.prepare(prompt(*spans, question))
         assert (plan.admissions[-1].tier, plan.admissions[-1].head) == ("none", 0)
         check(plan, backbone, prompt(*spans, question))
-
-
-def test_the_window_with_the_longest_equal_tokens_is_chosen():
-    backbone, one = family("llama_mqa"), reuser(family("llama_mqa"), policy=EXACT)
-    a, b, c, _, question = parts()
-    for cut in (9, 14, 11):
-        edited = torch.cat([b[:cut], words(80 + cut, 6)])
-        check(one.prepare(prompt(a, edited, question)), backbone, prompt(a, edited, question))
-    assert one.prepare(prompt(a, b, c, question)).admissions[1].head == 14
 
 
 @settings(max_examples=5, deadline=None)
@@ -93,28 +70,6 @@ def test_random_prompts_of_pieces_equal_an_uncached_run(data):
         assert {x.tier for x in done.admissions} <= {"exact", "patched", "none"}
 
 
-def test_a_stored_text_of_no_window_gives_its_canonicals_head():
-    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
-    one = reuser(backbone, store)
-    a, _, c, d, question = parts()
-    whole = POOL[0]
-    for spans in ((a, whole), (c,)):
-        check(one.prepare(prompt(*spans, question)), backbone, prompt(*spans, question))
-    edited = torch.cat([whole[:20], words(70, 5)])
-    asked = prompt(d, edited, question)
-    first, plan = one.prepare(asked), one.prepare(asked)
-    assert first.cost == plan.cost
-    assert plan.admissions[1].head == 0  # behind d nothing of it is held
-    assert plan.cost.tokens == len(d) + len(edited) + 5  # its canonical is the stored head and 5 more
-    done = check(plan, backbone, asked)
-    canonical = store.get_canonical(former_of(done.window).context, done.admissions[1].chunk_id)
-    apart = ChunkStore.open("memory://")
-    check(reuser(backbone, apart).prepare(asked), backbone, asked)
-    fresh = apart.get_canonical(former_of(done.window).context, canonical.chunk_id)
-    pairs = zip(canonical.kv, fresh.kv, strict=True)
-    assert all(torch.allclose(one[n], other[n], atol=1e-5) for one, other in pairs for n in one)
-
-
 def test_a_damaged_canonical_gives_no_head(tmp_path):
     backbone = family("llama_mqa")
     a, _, c, d, question = parts()
@@ -134,15 +89,3 @@ def test_a_damaged_canonical_gives_no_head(tmp_path):
         assert done.report.tokens_recomputed == len(d) + 2 * len(edited)
         logits = done.window.next_token_logits(done.question)
         assert error(logits, plain(backbone, prompt(d, edited, question))) < 1e-4
-
-
-def test_texts_are_remembered_up_to_a_number(monkeypatch):
-    monkeypatch.setattr(seen, "_MOST", 3)
-    backbone, met = family("llama_mqa"), seen.Seen()
-    chunks = [backbone.chunk_from_tensors(torch.cat([POOL[0][:8], words(s, 4)])) for s in range(5)]
-    for chunk in chunks:
-        met.add([chunk])
-    assert [c.id for c in met.texts_with_head([chunks[0]])] == [c.id for c in chunks[2:]]
-    assert met.texts_with_head([backbone.chunk_from_tensors(words(99, 9))]) == ()
-    met.add([backbone.chunk_from_tensors(words(s, 9)) for s in range(200, 203)])
-    assert met.texts_with_head([chunks[0]]) == ()

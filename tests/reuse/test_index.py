@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.reuse import RULES, ContentIndex, CutRule, Media, Prompt, fixed_cuts, table
-from kamera.reuse.paths import Paths
-from kamera.reuse.scan import MOST
+from kamera.reuse import ContentIndex, CutRule, Media, Prompt, fixed_cuts, table
 
 SMALL = CutRule(minimum=8, maximum=64, exponent=4, bits="low")
 
@@ -115,48 +112,6 @@ def test_a_full_index_evicts_what_was_used_longest_ago(seeds, limit):
             assert there.startswith(prompt.slice(hit.start, hit.stop))
 
 
-def test_a_prompt_that_is_found_again_stays():
-    kept, others = Prompt.of(text(0, 400)), [Prompt.of(text(seed, 400)) for seed in range(1, 60)]
-    index = ContentIndex(SMALL, limit=65_536 + 100_000)
-    index.add(kept)
-    for other in others:
-        index.add(other)
-        assert index.find(kept).prefix == 400
-    assert index.evicted
-    assert index.find(others[0]).prefix == 0
-    assert index.find(others[-1]).prefix == 400
-
-
-@pytest.mark.parametrize("period", [1, 7, 40])
-def test_text_that_repeats_itself_is_compared_a_few_times_a_window(period, monkeypatch):
-    calls = []
-    around = Paths.longest_around
-    monkeypatch.setattr(Paths, "longest_around", lambda *given: calls.append(0) or around(*given))
-    repeating = np.tile(text(0, period), 4_000 // period)
-    index = index_of(Prompt.of(repeating))
-    found = index.find(Prompt.of(np.concatenate([text(1, 9), repeating])))
-    assert sum(hit.stop - hit.start for hit in found.hits) >= len(repeating)
-    assert len(calls) <= MOST * 4_000 / 32
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6))
-def test_a_prompt_seen_before_is_all_prefix(seed):
-    prompt = recombined(seed)
-    index = index_of(recombined(seed + 1), prompt)
-    assert index.find(prompt).prefix == len(prompt)
-    assert index.add(prompt) == 0
-
-
-def test_a_moved_region_is_found_where_cuts_meet():
-    region = text(1, 3_000)
-    index = index_of(Prompt.of(np.concatenate([text(2, 500), region])), rule=RULES["low"])
-    found = index.find(Prompt.of(np.concatenate([text(3, 777), region])))
-    assert found.prefix == 0
-    assert sum(hit.stop - hit.start for hit in found.hits) == 3_000
-    assert all(hit.start >= 777 for hit in found.hits)
-
-
 def test_a_forced_hash_collision_is_a_miss(monkeypatch):
     monkeypatch.setattr(table, "content_key", lambda content: b"\0" * 16)
     one, other = Prompt.of(text(1, 300)), Prompt.of(text(2, 300))
@@ -185,20 +140,3 @@ def test_the_same_placeholders_for_another_picture_are_a_miss():
     assert not any(h.start < 400 and h.stop > 100 for h in found.hits)
     moved = Prompt.of(ids[50:], media=[Media(50, 350, "red")])
     assert (50, 350) in {(h.start, h.stop) for h in index.find(moved).hits}
-
-
-def test_text_never_matches_into_a_picture():
-    ids = text(1, 400)
-    index = index_of(Prompt.of(ids))
-    asked = Prompt.of(ids, media=[Media(100, 300, "red")])
-    found = index.find(asked)
-    assert found.prefix == 100
-    assert not any(h.start < 300 and h.stop > 100 for h in found.hits)
-
-
-def test_find_changes_nothing():
-    index = index_of(Prompt.of(text(1, 900)))
-    known = len(index)
-    asked = Prompt.of(text(2, 900))
-    assert index.find(asked) == index.find(asked)
-    assert len(index) == known

@@ -9,16 +9,13 @@ import pytest
 import torch
 from tokenizers import normalizers
 
-from kamera import ChatSession, ChunkStore, ReusePolicy
-from kamera.content import Conversations
+from kamera import ChunkStore, ReusePolicy
 from kamera.engines.hf import HfEngine
-from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
-from kamera.patches import later_of
-from kamera.reuse import RULES, Media, Prompt, anchors_of
-from kamera.window import former_of, sequence_of
+from kamera.errors import EmptyChunk, ProcessorRequired
+from kamera.reuse import Media, Prompt
 from tests.content import templates
 from tests.reuse.rig import FULL, HEAD, error, family, parts, plain, prompt, reuser, words
-from tests.sessions.rig import plain_logits, speaking
+from tests.sessions.rig import speaking
 
 FAMILIES = ("qwen2_5_vl", "deepseek_v3", "llama_mqa")
 EXACT = ReusePolicy.exact()
@@ -65,19 +62,6 @@ def test_a_moved_prompt_takes_patches_from_the_store(name):
     assert [s.guarantee for s in done.window.slots] == ["exact", "patched", "patched"]
 
 
-def test_patches_prove_themselves_on_the_prompts_own_question():
-    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
-    proving = replace(FULL, certified=True, withheld=frozenset({"survivor"}))
-    a, b, c, _, question = parts()
-    done = reuser(backbone, store, policy=proving).prepare(prompt(a, b, c, question)).run()
-    done.window.flush()
-    proofs = [row.proof for row in store.ls("exact") if row.antecedents]
-    assert [p.questions for p in proofs] == [3, 4]  # the texts in view, and the prompt's question
-    found, logits = answered(reuser(backbone, store, policy=proving).prepare(prompt(a, b, c, words(9, 7))))
-    assert tiers(found) == ["exact", "patched", "patched"]
-    assert error(logits, plain(backbone, prompt(a, b, c, words(9, 7)))) < 1e-4
-
-
 def test_the_longest_prefix_of_earlier_prompts_is_kept():
     backbone = family("llama_mqa")
     one = reuser(backbone)
@@ -104,56 +88,6 @@ def test_a_changed_left_context_is_never_exact_or_patched(change):
     assert plan.admissions[-1].tier == "none"
     assert plan.admissions[-1].reason == "stored, but not for this left context"
     _, logits = answered(plan)
-    assert error(logits, plain(backbone, asked)) < 1e-4
-
-
-def test_a_plan_changes_nothing_until_it_runs():
-    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
-    one = reuser(backbone, store)
-    asked = prompt(*parts())
-    one.prepare(asked)
-    later_of(one.backbone).flush()
-    stored = len(store.ls())
-    with backbone.measure() as work:
-        first, second = one.prepare(asked), one.prepare(asked)
-    assert (work.forwards, len(store.ls())) == (0, stored)
-    assert first.cost == second.cost and first.admissions == second.admissions
-    assert first.admissions[0].start == len(HEAD)
-    assert first.admissions[-1].stop + len(first.question) == len(asked)
-
-
-def test_an_uncut_prompt_is_cut_by_content():
-    backbone = family("llama_mqa")
-    one = reuser(backbone, policy=EXACT, rule=RULES["high"])
-    body, tail = words(20, 400), words(21, 90)
-    for asked in (torch.cat([HEAD, body]), torch.cat([HEAD, body, tail])):
-        plan = one.prepare(asked)
-        done, logits = answered(plan)
-        wanted = plain(backbone, Prompt.of(asked.numpy()))
-        assert error(logits, wanted) < 1e-4
-    assert plan.prefix > 100
-    assert torch.equal(torch.cat([sequence_of(done.window).input_ids, done.question]), asked)
-
-
-def test_a_conversation_is_cut_as_its_template_cuts_it():
-    backbone = speaking("headers")
-    one = reuser(backbone, policy=EXACT)
-    history = [{"role": "user", "content": "hello you"}, {"role": "assistant", "content": "you hello"}]
-    for messages in (history[:1], [*history, {"role": "user", "content": "and more"}]):
-        done, logits = answered(one.prepare(messages))
-        assert error(logits, plain_logits(backbone, messages)) < 1e-4
-    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=EXACT)
-    session.next_token_logits(messages)
-    assert torch.equal(torch.cat([sequence_of(done.window).input_ids, done.question]), session.prompt_ids)
-    assert "exact" in tiers(done)
-
-
-def test_a_short_prompt_is_all_question():
-    backbone = family("llama_mqa")
-    asked = Prompt.of(words(30, 3).numpy())
-    plan = reuser(backbone).prepare(asked)
-    _, logits = answered(plan)
-    assert plan.admissions == () and len(plan.question) == 1
     assert error(logits, plain(backbone, asked)) < 1e-4
 
 
@@ -199,57 +133,6 @@ def test_a_damaged_store_is_a_miss_and_says_so(tmp_path):
     assert any("refused" in note for note in done.report.notes)
 
 
-def test_token_ids_are_cut_where_their_messages_start():
-    backbone = speaking("headers")
-    one = reuser(backbone, policy=EXACT)
-    history = [{"role": "user", "content": "hello you"}, {"role": "assistant", "content": "you hello"}]
-    asked = [*history, {"role": "user", "content": "and more"}]
-    rendered = Conversations(backbone.processor).render(asked)
-    anchors = anchors_of(backbone, rendered.ids)
-    assert set(anchors) == {*(start for start, _ in rendered.turns), rendered.stable}
-    plan = one.prepare(rendered.ids)
-    borders = {a.start for a in plan.admissions} | {a.stop for a in plan.admissions}
-    assert {at for at in anchors if at > one.sink} <= borders
-    assert len(plan.question) == rendered.num_tokens - rendered.stable
-    _, logits = answered(plan)
-    assert error(logits, plain_logits(backbone, asked)) < 1e-4
-
-
-def test_placeholders_without_pixels_are_refused_by_name():
-    backbone = family("qwen2_5_vl")
-    ids = torch.cat([HEAD, words(1, 5), torch.tensor(backbone.builder.vision_tokens[:1]), words(2, 5)])
-    with pytest.raises(UnidentifiedMedia, match="at 9 is a placeholder of media"):
-        reuser(backbone).prepare(ids)
-
-
-def test_a_repeated_segment_is_prefilled_at_each_place():
-    """The second attends to the first, so its KV is another one; the canonical is computed once."""
-    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
-    a, b, _, _, question = parts()
-    asked = prompt(a, b, b, a, question)
-    plan = reuser(backbone, store).prepare(asked)
-    assert plan.cost.tokens == len(a) + 3 * len(b) + len(a)  # a leads; b twice in context, once alone
-    done, logits = answered(plan)
-    assert tiers(done) == ["none"] * 4
-    assert error(logits, plain(backbone, asked)) < 1e-4
-    again, logits = answered(reuser(backbone, store).prepare(asked))
-    assert tiers(again) == ["exact", "patched", "patched", "patched"]
-    assert error(logits, plain(backbone, asked)) < 1e-4
-
-
-def test_ids_that_would_not_retokenise_are_used_as_given():
-    """A merge that the tokenizer would make, spelt as its two parts."""
-    backbone = speaking("headers")
-    tokenizer = backbone.processor
-    parts_of = tokenizer.convert_tokens_to_ids(["i", "n"])
-    merged = tokenizer("in", add_special_tokens=False)["input_ids"]
-    assert merged != parts_of
-    ids = torch.tensor([*tokenizer("hello you", add_special_tokens=False)["input_ids"], *parts_of * 20])
-    done, logits = answered(reuser(backbone, policy=EXACT, rule=RULES["high"]).prepare(ids))
-    assert torch.equal(torch.cat([sequence_of(done.window).input_ids, done.question]), ids)
-    assert error(logits, plain(backbone, Prompt.of(ids.numpy()))) < 1e-4
-
-
 def test_a_tokenizer_that_changed_is_a_miss():
     store, asked = ChunkStore.open("memory://"), [{"role": "user", "content": "Hello You Hello"}]
     before = speaking("headers")
@@ -260,39 +143,6 @@ def test_a_tokenizer_that_changed_is_a_miss():
     after = HfEngine(before.model, changed)
     plan = reuser(after, store).prepare(asked)
     assert {a.reason for a in plan.admissions} == {"no copy is stored"}
-
-
-EDITS = {
-    "slide": lambda window: window.slide(),
-    "evict": lambda window: window.evict(1),
-    "reorder": lambda window: window.reorder([2, 0, 1]),
-    "replace": lambda window: window.replace(0, former_of(window).backbone.chunk_from_tensors(words(40, 12))),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_what_a_caller_does_in_a_returned_window_is_the_callers_alone(edit):
-    backbone = family("llama_mqa")
-    one = reuser(backbone, policy=EXACT)
-    a, b, c, d, question = parts()
-    done, _ = answered(one.prepare(prompt(a, b, c, question)))
-    EDITS[edit](done.window)
-    for asked in (prompt(a, b, c, question), prompt(a, b, c, d, question)):
-        plan = one.prepare(asked)
-        assert plan.prefix == sum(map(len, (HEAD, a, b, c)))
-        _, logits = answered(plan)
-        assert error(logits, plain(backbone, asked)) < 1e-4
-
-
-def test_a_plan_runs_once_and_then_leaves_the_callers_window_alone():
-    backbone = family("llama_mqa")
-    plan = reuser(backbone, policy=EXACT).prepare(prompt(*parts()))
-    window = plan.run().window
-    window.slide()
-    before = window.slots
-    with pytest.raises(ValueError, match="has run"):
-        plan.run()
-    assert window.slots == before
 
 
 @pytest.mark.parametrize("minimum", ["near", "blind"])
