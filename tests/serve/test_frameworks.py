@@ -75,17 +75,6 @@ def test_langchain_calls_a_tool_and_goes_on_with_its_result(calling: Served):
     assert json.loads(chunks[0]["args"]) == {"path": "a"}
 
 
-def test_langchain_names_errors_and_leaves_a_stream(served: Served):
-    import openai
-
-    with pytest.raises(openai.BadRequestError, match="n is 2"):
-        chain(served, n=2).invoke([user("x")])
-    stream = chain(served, max_tokens=400).stream([user(LONG)])
-    next(stream)
-    stream.close()
-    settled(served)
-
-
 # -- openai-agents ---------------------------------------------------------------------------------
 
 
@@ -245,25 +234,6 @@ def test_litellm_is_told_the_same_over_every_api(served: Served, calling: Served
 
 
 # -- in process ------------------------------------------------------------------------------------
-
-
-def test_smolagents_is_answered_in_process(calling: Served, served: Served):
-    smolagents = pytest.importorskip("smolagents")
-    model = in_process.model(served.front.service, "testbed", max_tokens=6, temperature=0)
-    content = [{"type": "image", "image": frames()[4]}, {"type": "text", "text": ASK}]
-    system = {"role": "system", "content": [{"type": "text", "text": SYSTEM["content"]}]}
-    answer = model([system, {"role": "user", "content": content}])
-    assert answer.content == said([SYSTEM, user(ASK, frames()[4])]) and answer.token_usage.input_tokens > 50
-
-    class Read(smolagents.Tool):
-        name, description, inputs, output_type = "read", "", {}, "string"
-
-        def forward(self) -> str:
-            return "it is empty"
-
-    model = in_process.model(calling.front.service, "tiny", max_tokens=200)
-    (call,) = model([{"role": "user", "content": "Read a."}], tools_to_call_from=[Read()]).tool_calls
-    assert json.loads(call.function.arguments) == {"path": "a"}
 
 
 @pytest.mark.slow

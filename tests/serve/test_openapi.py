@@ -148,17 +148,3 @@ def test_hundreds_of_hostile_requests_get_a_4xx_and_no_other_keys_words(api_serv
     assert sum(count for status, count in found.items() if status != 200) > 280
     mine = plain().get(f"{api_served.url}/v1/responses/{kept}", headers=first)
     assert mine.json()["id"] == kept  # nobody else deleted it
-
-
-def test_a_stream_is_not_resumed_and_headers_that_ask_for_it_change_nothing(api_served: Served):
-    body = {
-        "model": "testbed",
-        "messages": [{"role": "user", "content": "x"}],
-        "max_tokens": 1,
-        "stream": True,
-    }
-    for last in ("0", "-1", "9" * 400, "../x", "\x7f"):
-        headers = {"authorization": f"Bearer {OTHER}", "last-event-id": last}
-        answer = api_served.post(PATHS["chat"], body, headers=headers)
-        assert answer.status_code == 200 and answer.text.count("[DONE]") == 1
-    assert plain().get(api_served.url + PATHS["chat"], headers=headers).status_code == 405

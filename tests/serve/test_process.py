@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -15,7 +13,6 @@ import pytest
 
 from kamera import ReusePolicy, testbed
 from kamera.cli import main
-from kamera.cli.serve import name_of
 from tests.serve.rig import SYSTEM, Served, as_chat, frames, said, serving, user
 
 CHAT = "/v1/chat/completions"
@@ -112,36 +109,6 @@ def test_a_command_that_makes_no_sense_is_refused(capfd, options, says):
     assert main(["serve", "testbed", *options]) == 2
     error = capfd.readouterr().err
     assert any(word in error for word in says.split("|"))
-
-
-def test_its_two_lines_are_objects_in_a_file_if_asked(tmp_path: Path):
-    said = tmp_path / "said"
-    said.write_text("of an earlier server\n")
-    options = ("--format", "json", "--output", str(said))
-    with subprocess.Popen(command(*options), stdout=subprocess.PIPE, text=True) as process:
-        while not said.read_text().startswith("{"):
-            assert process.poll() is None
-            time.sleep(0.05)
-        ready = json.loads(said.read_text())
-        assert ready["models"] == ["testbed"] and ready["pid"] == process.pid
-        assert httpx.get(ready["url"] + "/health").json()["status"] == "ok"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0 and process.stdout.read() == ""
-    stopped = json.loads(said.read_text().splitlines()[1])
-    assert stopped == {"requests": 0, "sessions": 0, "store": None, "problem": None}
-
-
-def test_clients_call_a_folder_of_a_model_by_its_name(tmp_path: Path):
-    (tmp_path / "mine").symlink_to(testbed.weights_dir())
-    names = ["testbed", "Qwen/Qwen2.5-VL-7B-Instruct", str(testbed.weights_dir()), f"{tmp_path}/mine/"]
-    assert [name_of(name) for name in names] == [*names[:2], "gqa", "mine"]
-
-
-def test_a_port_that_is_taken_is_named(capfd):
-    with serving() as served:
-        port = served.url.rpartition(":")[2]
-        assert main(["serve", "testbed", "--port", port]) == 1
-    assert f"127.0.0.1:{port} cannot be taken" in capfd.readouterr().err
 
 
 def dropping(served: Served, minimum: str | None) -> list[dict]:

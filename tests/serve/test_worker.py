@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import pytest
 
 from kamera.engines.hf import steps
-from kamera.serve.refusal import Refusal
 from kamera.serve.worker import Job, Worker
 from tests.models.hooks import hooked
 from tests.serve.rig import KEY, OTHER, SYSTEM, backbone, plain, said, serving, user
@@ -61,41 +59,12 @@ def ordered(worker: Worker, names: list[str]) -> list[str]:
         worker.close()
 
 
-def test_tenants_take_turns():
-    names = ["a1", "a2", "a3", "b1", "b2", "c1"]
-    assert ordered(Worker(8, at_once=1), names) == ["a1", "a2", "b1", "c1", "a3", "b2"]
-
-
 def test_the_next_job_is_of_the_tenant_of_whom_the_fewest_run():
     # a1 and a2 run, the third place is another tenant's: b1 takes it at once
     names = ["a1", "a2", "a3", "a4", "b1", "b2"]
     begun = ordered(Worker(8, at_once=3), names)
     assert begun[:3] == ["a1", "a2", "b1"]
     assert begun[3] == "b2" or begun.index("b2") < begun.index("a4")
-
-
-def test_a_job_that_can_begin_needs_no_place_in_the_queue():
-    worker, begun, end = Worker(1, at_once=3), list[str](), threading.Event()
-
-    async def held() -> None:
-        jobs = [Held(name, begun, end) for name in ("a1", "a2", "a3", "a4", "b1", "b2")]
-        worker.submit("a", jobs[0])
-        worker.submit("a", jobs[1])  # whether or not the first has begun
-        await asyncio.to_thread(eventually, lambda: len(begun) == 2)
-        worker.submit("a", jobs[2])  # waits: the last place is another tenant's
-        with pytest.raises(Refusal) as full:
-            worker.submit("a", jobs[3])
-        assert full.value.status == 429
-        worker.submit("b", jobs[4])
-        await asyncio.to_thread(eventually, lambda: len(begun) == 3)
-        with pytest.raises(Refusal):
-            worker.submit("b", jobs[5])
-        end.set()
-
-    asyncio.run(held())
-    worker.close()
-    assert begun[2] == "b1" and sorted(begun) == ["a1", "a2", "a3", "b1"]
-    assert worker.done == 4
 
 
 # -- on the model ------------------------------------------------------------------------------------
