@@ -15,7 +15,6 @@ from lab.reuse.words import word_ids
 
 PICTURE = base64.b64encode(b"red").decode()
 DEEP = '{"arrayValue": {"values": [' * 300 + "{}" + "]}}" * 300
-LOOK = {"type": "tool_call", "id": "call_1", "name": "look", "arguments": {"x": 1}}
 MESSAGES = [
     {"role": "user", "parts": [{"type": "text", "content": "What is on it?"}]},
     {

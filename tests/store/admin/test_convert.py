@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import torch
 
 from kamera.ops import code_kv
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.info import KindCount
-from tests.cli.run import files, kamera
+from tests.cli.run import files
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 
@@ -66,35 +64,3 @@ def test_conversion_refuses_values_without_codes(root: Path, tmp_path: Path) -> 
         assert any("codes of codes" in line for line in done.refused)
         with pytest.raises(ValueError, match="int8"):
             StoreAdmin(store).copy(target, kv="as-is")
-
-
-def test_the_command_converts_and_stats_tell_forms_apart(capsys: Any, root: Path, tmp_path: Path) -> None:
-    done = kamera(capsys, "store", "convert", root, tmp_path / "t", "--kv", "int8", "--format", "json")
-    assert (done.code, done.document["canonicals"], done.document["patches"]) == (0, 2, 0)
-    beside = kamera(capsys, "store", "convert", root, tmp_path / "t", "--kv", "int4", "--format", "json")
-    assert (beside.code, beside.document["canonicals"]) == (0, 2)
-    forms = kamera(capsys, "store", "stats", tmp_path / "t", "--format", "json").document["forms"]
-    assert set(forms) == {"int8", "int4"}
-    with ChunkStore.open(tmp_path / "t") as store:
-        listed = store.ls()
-        assert {name: KindCount(**held) for name, held in forms.items()} == {
-            form: KindCount(len(of), sum(of))
-            for form in ("int8", "int4")
-            if (of := [info.bytes for info in listed if info.context.kv == form])
-        }
-    assert kamera(capsys, "store", "convert", root, tmp_path / "u", "--kv", "as-is").code == 2
-
-
-@pytest.mark.parametrize("options", [{}, {"secret": b"s" * 32, "keys": [b"k" * 32]}])
-def test_forms_are_counted_alike_by_index_and_by_listing(
-    tmp_path: Path, options: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # a header holds the time in decimals, so an object's bytes depend on how many that has
-    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.125)
-    url = f"obstore+{(tmp_path / 'far').as_uri()}"
-    with ChunkStore.open(tmp_path / "s", **options) as near, ChunkStore.open(url, **options) as far:
-        for store in (near, far):
-            store.put(finite("a" * 64))
-            store.put(replace(finite("b" * 64), context=replace(CONTEXT, kv="int8")))
-        assert StoreAdmin(near).census().forms == StoreAdmin(far).census().forms
-        assert set(StoreAdmin(near).census().forms) == {"as-is", "int8"}
