@@ -7,9 +7,17 @@ import json
 
 import pytest
 
+from benchmarks.speed import guard
+
+TINY = ["--preset", "tiny", "--lengths", "32", "--chunks", "3", "--rounds", "1", "--seconds", "1"]
 QUICK = {
     "price windows": ["windows", "--turns", "1", "--pictures", "2"],
     "price chats": ["chats", "--turns", "2", "--pictures", "1"],
+    "speed apply": ["apply", *TINY],
+    "speed window": ["window", *TINY],
+    "speed serve": ["serve", *TINY],
+    "serve load": ["load", "--clients", "2", "--requests", "3", "--rounds", "1"],
+    "serve clients": ["clients", "--turns", "2", "--layers", "1"],
     "reliability": ["fuzz", "kills", "--size", "2"],
 }
 
@@ -33,6 +41,24 @@ def test_a_slide_costs_its_new_picture_where_a_prefix_cache_runs_the_window(caps
     append, slide = by["append", "exact"], by["append, slide", "default"]
     assert append["first, tokens"] == append["prefix cache, tokens"] == slide["first, tokens"]
     assert slide["prefix cache, tokens"] > 1.5 * slide["first, tokens"]
+
+
+def test_claims_of_the_paper_change_with_a_broken_operator(capsys):
+    """The shipped backbone keeps what it binds in values: a key that is not turned does not show in it."""
+    sound, foreign = (
+        shown("paper", ["--windows", "1", *more], capsys) for more in ([], ["--sabotage", "foreign-patch"])
+    )
+    holds, broken = ({row["claim"]: row["holds"] for row in d["rows"]} for d in (sound, foreign))
+    served = "A fresh patch after recall (η)"
+    assert holds["Blind reuse breaks multi-hop answers"] and holds[served]
+    assert not broken[served]
+
+
+def test_a_ratio_that_falls_is_told():
+    held = {"apply: patched: times faster": 4.0, "gone": 1.0}
+    rows, fallen = guard.compare(held, {"apply: patched: times faster": 2.1})
+    assert fallen and [row["holds"] for row in rows] == [True, False]
+    assert not guard.compare({"one": 4.0}, {"one": 2.0})[1] and guard.compare({"one": 4.0}, {"one": 1.9})[1]
 
 
 def test_a_table_is_printed_for_people(capsys):

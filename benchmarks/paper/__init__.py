@@ -1,0 +1,1 @@
+"""The paper's claims on today's operators: ``python -m benchmarks.paper``."""

@@ -1,0 +1,45 @@
+"""The server under many clients, and under agents that edit their own histories.
+
+* ``load``: conversations of three turns on the shipped backbone; times, and answers other than those that one
+  client gets alone.
+* ``clients``: the six agents of ``benchmarks.price agents`` over ``/v1/chat/completions``, with a session's
+  id and without; tokens before the first token beside a prefix cache.
+
+    python -m benchmarks.serve load [--clients 1 4 16] [--requests 48]
+    python -m benchmarks.serve clients [--turns 20]
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks import report
+from benchmarks.serve import clients, load
+
+WHAT = {"load": load.rows, "clients": clients.rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    parser = report.parser("serve", __doc__)
+    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="of load, at once")
+    parser.add_argument("--requests", type=int, default=48, help="of load")
+    parser.add_argument("--at-once", type=int, default=16, help="requests that the server runs at once")
+    parser.add_argument("--rounds", type=int, default=2, help="of load")
+    parser.add_argument("--turns", type=int, default=20, help="of each agent")
+    parser.add_argument("--side", type=int, default=64, help="pixels of an agent's picture")
+    parser.add_argument("--layers", type=int, default=2, help="of the agents' model")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    report.tell(options, f"A server: {options.what}", list(WHAT[options.what](options)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
