@@ -1,7 +1,4 @@
-"""Settings every test runs under: offline, one thread, deterministic examples, no certificates asked for.
-
-``KAMERA_TEST_THREADS`` gives torch more threads (`tests.machines`).
-"""
+"""Settings every test runs under: offline, one thread, deterministic examples, no certificates asked for."""
 
 from __future__ import annotations
 
@@ -20,17 +17,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["KAMERA_CERTIFIED"] = "0"
 # Threads change the order of sums, and a test never needs more than one; nor do the processes it starts:
 # threads that share a busy core wait for each other, many times as long as they work.
-os.environ["OMP_NUM_THREADS"] = os.environ.get("KAMERA_TEST_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import library as operators
 
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+torch.set_num_threads(1)
 sys.dont_write_bytecode = False
-
-pytest_plugins = ["tests.costs"]
 
 settings.register_profile(
     "kamera",

@@ -21,7 +21,7 @@ from transformers.models.kimi_k25.processing_kimi_k25 import Kimi_K25Processor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils.constants import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD
 
-from kamera.content.image_only import image_only
+from kamera.content.without_video import image_only
 
 STOCK = "Kimi_K25ImageProcessor"
 

@@ -97,10 +97,6 @@ def test_what_a_recorded_agent_keeps_is_foretold_once_anything_has_left(name):
     assert all(found[first:]), "each one"
 
 
-def test_enough_agents_are_recorded_for_this():
-    assert {"ui-tars-chat", "cua-tools", "agent-s-openai-generator", "omniparser", "smolagents"} <= {*AGENTS}
-
-
 def talk(length: int) -> Messages:
     """Calls, each with a result; every fourth result is a text without a picture."""
     full: Messages = [{"role": "user", "content": [{"type": "text", "text": "Sort the list."}]}]

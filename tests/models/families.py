@@ -23,7 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from kamera.content.image_only import image_only
+from kamera.content.without_video import image_only
 from kamera.engines.hf import HfEngine
 from tests.models import tiny
 

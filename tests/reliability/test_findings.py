@@ -55,11 +55,6 @@ def test_the_command_fails_if_there_are_findings(
     assert json.loads(capsys.readouterr().out)["results"] == {"findings": findings}
 
 
-def test_every_attack_can_be_asked_for_by_name() -> None:
-    assert {"forks", "races", "full_disk", "foreign", "saves", "bombs"} <= set(command.names())
-    assert "findings" not in command.names()
-
-
 def test_a_wrong_answer_and_a_link_that_is_followed_would_show(tmp_path: Any) -> None:
     found = Findings()
     bombs._looked(tmp_path, "a look", lambda root: "another object", found)

@@ -41,14 +41,6 @@ def test_a_file_that_was_cut_or_removed_is_unpacked_again(monkeypatch, tmp_path,
         assert (folder / file).read_bytes() == (weights_dir() / file).read_bytes()
 
 
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
-    (tmp_path / "kamera").mkdir()
-    (tmp_path / "kamera" / "testbed").write_text("in the way")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(OSError, match=r"cannot be unpacked into .*gqa \(Not a directory\): .*XDG_CACHE_HOME"):
-        weights_dir.__wrapped__()
-
-
 def test_the_shipped_model_is_the_same_by_name_by_directory_by_load_and_by_the_command_line(
     monkeypatch, tmp_path
 ):
@@ -63,9 +55,3 @@ def test_the_shipped_model_is_the_same_by_name_by_directory_by_load_and_by_the_c
     assert by_name.describe().dtype == "float32"
     served = ServedModel("testbed")  # of files alone: another fingerprint, of the same dtype
     assert served.fingerprint == Backbone.from_pretrained("testbed", by_files=True).fingerprint
-
-
-def test_a_frame_of_the_world_becomes_a_chunk_with_its_picture():
-    backbone = HfEngine(*load())
-    frame = testbed.World(0).episode(0, layout="LI").frames[0]
-    assert "pixel_values" in backbone.chunk(frame.content).inputs

@@ -94,18 +94,6 @@ def test_a_question_names_the_frames_its_answer_depends_on(hops):
     assert episode.answer(bound, [items]) == episode.answer(bound, [items, *through]) == default
 
 
-def test_tags_are_unique_and_unknown_layouts_are_refused():
-    episode = World(0).episode(0, layout="III")
-    tags = [tag for frame in episode.frames for tag in frame.glyph_of]
-    assert len(set(tags)) == len(tags) == len(TAGS)
-    with pytest.raises(ValueError, match="shows 114 items"):
-        World(0).episode(0, layout="BIi")
-    with pytest.raises(ValueError, match="'LX'"):
-        World(0).episode(0, layout="LX")
-    with pytest.raises(ValueError, match="value of tag"):
-        episode.ask("value", episode.questions[0].subject, order=[])
-
-
 def test_pixels_tell_glyphs_colours_and_plates_apart():
     for masks in stamps():
         flat = masks.reshape(len(masks), -1)
@@ -113,15 +101,6 @@ def test_pixels_tell_glyphs_colours_and_plates_apart():
         assert distance[:-1, :-1].min() >= 5
     spread = np.abs(RGB[:, None].astype(int) - RGB[None]).max(-1) + 999 * np.eye(len(RGB), dtype=int)
     assert spread.min() >= 60
-
-
-@pytest.mark.parametrize(("letter", "side"), [("L", 128), ("R", 128), ("P", 128), ("I", 192), ("B", 256)])
-def test_a_batch_of_frames_is_drawn_like_each_alone(letter, side):
-    frames = [World(0).episode(i, layout=letter).frames[0] for i in range(3)]
-    together = pixels(frames)
-    assert together.shape == (3, side, side, 3) and together.dtype == np.uint8
-    for one, frame in zip(together, frames, strict=True):
-        assert np.array_equal(one, np.asarray(frame.image))
 
 
 def test_every_fact_is_seen_in_the_picture_and_in_the_words():

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, Qwen3VLConfig
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from kamera.content.image_only import image_only
+from kamera.content.without_video import image_only
 
 from .family import HEAD_DIM, HIDDEN, PATCH, Family, qwen_pixels, text_config
 from .gqa import qwen_pictures, token_ids

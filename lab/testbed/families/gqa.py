@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from kamera.content.image_only import image_only
+from kamera.content.without_video import image_only
 
 from .family import CELL, HIDDEN, PATCH, Family, qwen_pixels, text_config
 
