@@ -41,13 +41,6 @@ def _shown(name: str, seed: int) -> dict:
     return {"role": "tool", "tool_call_id": name, "content": [picture]}
 
 
-def _block(name: str, *content: dict) -> dict:
-    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": [*content]}]}
-
-
-_PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
-
-
 def test_messages_leave_with_their_pictures_and_their_calls():
     messages = [*screens(1)[:2], _call("c0"), _shown("c0", 7), *screens(3)[3:]]
     out = apply_policy(policies.keep_last_images(2, removes="call"), messages, 0)

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from kamera.testbed import COLOURS, GLYPHS, TAGS, World, answer
-from kamera.testbed.frames import BLANK, DEFAULTS, RGB, pixels, stamps
+from kamera.testbed import COLOURS, GLYPHS, World, answer
+from kamera.testbed.frames import BLANK, DEFAULTS, RGB, stamps
 
 
 def stated(frame):
