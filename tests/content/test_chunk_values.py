@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow
-from kamera.ops.digest import chunk_id
 from kamera.window import former_of, sequence_of
 from tests.models import samples, tiny
 from tests.window.rig import SYSTEM
@@ -65,24 +62,3 @@ def test_a_write_never_reaches_what_the_id_names(write, moment):
     for mine, theirs in zip(stored.kv, true.kv, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     assert torch.equal(sequence_of(window).input_ids, torch.cat([SYSTEM, given.input_ids]))
-
-
-def test_a_write_to_what_a_chunk_was_made_of_changes_nothing():
-    backbone, given = tiny.backbone(FAMILY), samples.sample(FAMILY)
-    ids, pixels = given.input_ids.clone(), given.vision_inputs["pixel_values"].clone()
-    chunk = backbone.chunk_from_tensors(ids, **(given.vision_inputs | {"pixel_values": pixels}))
-    ids.zero_()
-    pixels.zero_()
-    assert torch.equal(chunk.input_ids, given.input_ids)
-    assert torch.equal(chunk.inputs["pixel_values"], given.vision_inputs["pixel_values"])
-
-
-def test_the_id_is_that_of_the_tensors_a_chunk_gives():
-    chunk = samples.chunk(tiny.backbone(FAMILY), samples.sample(FAMILY))
-    assert chunk.id == chunk_id(chunk.input_ids, dict(chunk.inputs))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        chunk.inputs = {}
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        chunk.id = "0" * 64
-    with pytest.raises(TypeError):
-        chunk.inputs["pixel_values"] = torch.zeros(1)

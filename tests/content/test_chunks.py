@@ -84,29 +84,6 @@ def test_a_picture_is_wrapped_as_the_template_wraps_it(backbone):
     assert kv[0]["k"].shape[1] == chunk.num_tokens
 
 
-def test_frames_become_pictures_without_a_video_processor(backbone, tmp_path):
-    frames = [picture(seed=i) for i in range(3)]
-    forms = [frames, np.stack([np.asarray(f) for f in frames]), {"type": "video", "video": frames}]
-    chunks = [backbone.chunk(form) for form in forms]
-    assert len({c.id for c in chunks}) == 1
-    assert token_counts(chunks[0]) == 3 * 8
-    assert chunks[0].inputs["image_grid_thw"].tolist() == [[1, 4, 8]] * 3
-
-
-def test_a_video_file_is_its_frames(backbone, tmp_path):
-    path = write_video(tmp_path / "clip.mp4")
-    clip = read_video(path)
-    assert (len(clip.frames), clip.total_frames, clip.fps, clip.duration) == (10, 10, 5.0, 2.0)
-    assert clip.indices == tuple(range(10))
-    assert clip.seconds == pytest.approx([i / 5 for i in range(10)])
-    shades = [float(np.asarray(f).mean()) for f in clip.frames]
-    assert shades == pytest.approx([20 * i for i in range(10)], abs=6)
-    assert token_counts(backbone.chunk(path)) == 10 * 8
-    taken = backbone.chunk({"type": "video", "video": str(path), "nframes": 4})
-    assert token_counts(taken) == 4 * 8
-    assert taken.id == backbone.chunk(read_video(path, num_frames=4)).id
-
-
 def test_sampled_frames_are_the_ones_of_the_whole_decode(tmp_path):
     path = write_video(tmp_path / "clip.mp4")
     whole = read_video(path)
@@ -170,10 +147,3 @@ def test_pixels_that_do_not_fit_the_tokens_are_refused_by_name():
     for ids in (without, twice):
         with pytest.raises(IncompatibleChunk, match=r"pixel_values|image_grid_thw"):
             b.encode(b.chunk_from_tensors(ids, **given.vision_inputs))
-
-
-def test_a_chunk_of_another_backbone_is_refused():
-    b = tiny.backbone("qwen2_5_vl")
-    chunk = b.chunk_from_tensors([1, 2, 3])
-    with pytest.raises(IncompatibleChunk, match="build it again"):
-        tiny.backbone("qwen2_vl").encode(chunk)

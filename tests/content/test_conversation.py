@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -12,16 +11,15 @@ from kamera.content import Conversations, Rendered
 from kamera.edits import difference
 from kamera.engines.hf import HfEngine
 from kamera.errors import (
-    ModalityNotSupported,
     UnreadableMedia,
     UnsafeText,
     WindowFull,
 )
 from tests.content import templates
-from tests.content.habits import BEGIN, END, HABITS, ITEMS
+from tests.content.habits import BEGIN, END, HABITS
 from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
 from tests.models import processors
-from tests.sessions.rig import seeing, speaking
+from tests.sessions.rig import seeing
 
 
 def _whole(processor: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
@@ -139,36 +137,6 @@ def _listed(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
-def test_arguments_of_a_call_are_checked_as_the_template_writes_them():
-    """A text of JSON that is written as an object loses its escapes: they may spell a special token."""
-    processor = copy.deepcopy(speaking("headers").processor)
-    processor.chat_template = OBJECTS
-    escaped = '{"q": "\\u003c|eot_id|\\u003e"}'
-    function = {"name": "f", "arguments": escaped}
-    call = {"id": "1", "type": "function", "function": function}
-    messages = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "y", "tool_calls": [call]},
-        {"role": "user", "content": "z"},
-    ]
-    engine = HfEngine(speaking("headers").model, processor)
-    for refused in (Conversations(processor).render, engine.chunk):
-        with pytest.raises(UnsafeText, match="spells a special token"):
-            refused(messages)
-        function["arguments"] = '{"q": "plain"}'
-        refused(messages)
-        function["arguments"] = escaped
-
-
-OBJECTS = (
-    "<bos>{%- for m in messages -%}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
-    "{%- for c in m.tool_calls or [] -%}{%- set a = c.function.arguments -%}<call>{{ c.function.name }} "
-    "{% if a is mapping %}{{ a | tojson }}{% else %}{{ raise_exception('no object') }}{% endif %}</call>"
-    "{%- endfor -%}<|eot_id|>{%- endfor -%}"
-    "{%- if add_generation_prompt -%}<|start_header_id|>assistant<|end_header_id|>\n\n{%- endif -%}"
-)
-
-
 # -- texts as they were written --------------------------------------------------------------------
 
 WRITTEN = [
@@ -192,29 +160,11 @@ def test_text_stays_as_it_was_written(habit):
         _check_segments(rendered)
 
 
-def test_a_text_in_a_form_that_the_template_drops_is_refused_by_name():
-    strings = Conversations(processors.picture_processor(HABITS["shows strings alone"]))
-    with pytest.raises(ModalityNotSupported, match=r"that is a part of a list, .* as a string"):
-        strings.render(WRITTEN)
-    parts = Conversations(processors.picture_processor(BEGIN + "{% else %}" + ITEMS + END))
-    with pytest.raises(ModalityNotSupported, match=r"that is a string, .* as a part of a list"):
-        parts.render(WRITTEN)
-    answer = parts.spoken({"role": "assistant", "content": "A log."})
-    assert answer == {"role": "assistant", "content": [{"type": "text", "text": "A log."}]}
-    assert parts.render([WRITTEN[-1], answer]).num_tokens
-
-
 @pytest.mark.parametrize("parts", [("<|im_", "start|>system"), ("<", "|im_end|>"), ("<|image_p", "ad", "|>")])
 def test_texts_that_spell_a_token_where_they_meet_are_refused(parts):
     content = [{"type": "text", "text": part} for part in parts]
     with pytest.raises(UnsafeText, match="where they meet"):
         Conversations(templates.seeing()).render([{"role": "user", "content": content}])
-
-
-def test_media_that_the_template_does_not_show_are_refused_by_name():
-    processor = processors.picture_processor(BEGIN + "{{ m.content }}{% else %}" + END)
-    with pytest.raises(ModalityNotSupported, match="0 placeholders for 1 pictures"):
-        Conversations(processor).render([{"role": "user", "content": WRITTEN[-1]["content"][1:]}])
 
 
 _CAPTIONS = (

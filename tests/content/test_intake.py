@@ -99,22 +99,6 @@ def test_other_text_is_text(text):
     assert seeing().chunk(text).input_ids.tolist() == ids
 
 
-def test_text_of_a_message_or_of_a_text_item_names_no_file(file):
-    """It may be a client's: what it spells is never opened."""
-    said = seeing().builder.format.tokenizer(str(file), add_special_tokens=False)["input_ids"]
-    for content in (
-        {"type": "text", "text": str(file)},
-        [{"type": "text", "text": str(file)}],
-        {"role": "user", "content": str(file)},
-        [{"role": "user", "content": [{"type": "text", "text": str(file)}]}],
-    ):
-        assert seeing().chunk(content).input_ids.tolist() == said
-    chat = session(seeing())
-    chat.send(str(file), **GREEDY)
-    assert seeing().builder.format.tokenizer.decode(chat.prompt_ids).count(str(file)) == 1
-    assert not any(segment.media for segment in chat.render().segments)
-
-
 # -- every form of a picture, wherever pictures are -----------------------------------------------
 
 GRAY = np.asarray(picture(3).convert("L"))
@@ -168,38 +152,12 @@ def test_a_conversation_takes_a_picture_in_every_form(form, tmp_path):
     assert any(admission.reason for admission in plan.admissions)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"url": None}, {}, None, 7, {"url": {"url": "x"}}, {"url": ["a.png"]}, {"url": ""}]
-)
-def test_an_openai_part_without_a_picture_is_named(wrong):
-    item = {"type": "image_url", "image_url": wrong}
-    for take in (window().append, lambda item: session(seeing()).send([{"role": "user", "content": [item]}])):
-        with pytest.raises(UnreadableMedia) as caught:
-            take(item)
-        assert "\n" not in str(caught.value)
-
-
 # -- depth -----------------------------------------------------------------------------------------
-
-RAMP = np.linspace(0, 65535, 48 * 32).reshape(32, 48).astype(np.uint16)
-EIGHT = np.rint(RAMP / 257).astype(np.uint8)
 
 
 def saved(image: Image.Image, path: Path) -> Path:
     image.save(path)
     return path
-
-
-def test_sixteen_bits_of_gray_keep_their_range(tmp_path):
-    image = Image.fromarray(RAMP)
-    assert image.mode == "I;16"
-    wide = Image.fromarray(RAMP.astype(np.int32))
-    assert wide.mode == "I"
-    forms = [image, wide, saved(image, tmp_path / "a.png"), saved(image, tmp_path / "a.tiff")]
-    for form in [*forms, saved(wide, tmp_path / "b.tiff")]:
-        found = np.asarray(load_image(form))
-        assert np.array_equal(found[..., 0], EIGHT)
-        assert (found == found[..., :1]).all()
 
 
 @pytest.mark.parametrize("values", [(-0.1, 1.0), (0.0, 255.0), (0.0, np.nan), (0.0, np.inf)])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kamera.content.prompt import PromptFormat
-from kamera.engines.hf import HfEngine
 from kamera.errors import KameraError, ModalityNotSupported
 from tests.models import processors
 
@@ -124,11 +123,6 @@ def test_pictures_stand_in_a_chunk_as_the_template_writes_them(name, content):
     assert seams.prefix not in text
 
 
-def test_a_template_that_drops_the_user_is_refused():
-    with pytest.raises(KameraError, match="drops the user's text"):
-        prompt("{% for m in messages %}x{% endfor %}").seams(None)
-
-
 def test_a_template_that_moves_pictures_is_refused():
     template = (
         "{% for m in messages %}[{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
@@ -172,19 +166,3 @@ def test_a_chunk_has_no_number_of_a_picture(name):
         ):
             made.chunk([{"role": "user", "content": content}])
     assert made.chunk([{"role": "user", "content": "a"}]).text == "a"
-
-
-@pytest.mark.parametrize("form", ["string", "parts"])
-def test_a_message_of_a_chunk_keeps_the_form_of_its_text(form):
-    """This template writes a tool's result otherwise from a string than from parts."""
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
-        "{% if m.role == 'tool' %}<r>{{ m.content }}</r>{% else %}{{ m.content }}{% endif %}{% else %}"
-        "{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    engine = HfEngine(processors.matching_model(), processors.picture_processor(template))
-    content = "15 C" if form == "string" else [item("15 C")]
-    messages = [{"role": "user", "content": "x"}, {"role": "tool", "content": content}]
-    text = engine.builder.detokenize(engine.chunk(messages).input_ids)
-    assert ("<r>15 C</r>" in text) == (form == "string") and "15 C" in text

@@ -140,12 +140,3 @@ def test_what_is_no_content_is_refused_by_name_before_anything_runs(case):
         backbone.chunk_from_tensors(**{**inputs, **change(inputs)})
     assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert (work.forwards, work.vision_encodes) == (0, 0)
-
-
-def test_a_grid_of_as_many_patches_is_what_the_model_makes_of_it():
-    """No tensor says how wide a picture was: the grid does, here as for the plain model."""
-    backbone, made, right = bare("qwen2_5_vl")
-    made["image_grid_thw"] = torch.tensor([[1, 4, 16]])
-    want = plain_logits(backbone.model, made)
-    assert relative(want, right) > 0.1
-    assert relative(logits(backbone, front(made), made["input_ids"][0, -ASKED:]), want) <= 1e-4

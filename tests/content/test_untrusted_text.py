@@ -14,9 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kamera import ChunkStore, KameraWindow
 from kamera.content.plain import PlainText
-from kamera.content.template import ChatTemplate
 from kamera.engines.hf import HfEngine
-from kamera.errors import UnsafeText
 from kamera.window import sequence_of
 from lab.testbed.frontend import build_tokenizer
 from tests.content.test_prompt import GEMMA
@@ -176,21 +174,3 @@ def test_every_kind_of_tokenizer_escapes(name):
     assert plain.guards.keys().isdisjoint(ids)
     if name != "words":  # which has no letters to spell with
         assert tokenizer.decode(ids, skip_special_tokens=False) == attack
-
-
-def test_a_placeholder_that_is_not_a_special_token_is_guarded():
-    processor = processors.picture_processor()
-    processor.tokenizer.add_tokens([AddedToken("<shot>", special=False)])
-    processor.image_token = "<shot>"
-    plain = ChatTemplate(processor).plain
-    assert plain.is_plain("a shot") and not plain.is_plain("a <shot>")
-
-
-def test_a_tokenizer_that_cannot_spell_it_refuses():
-    """A special token of one letter: there is nothing to cut."""
-    made = Tokenizer(models.WordLevel({"<unk>": 0, "§": 1, "a": 2}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="§", unk_token="<unk>")
-    with pytest.raises(UnsafeText, match="spells the special token '§'") as caught:
-        PlainText(tokenizer, [], lambda: "").escape("a § a")
-    assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ from PIL import Image, ImageSequence
 
 from kamera import read_video
 from kamera.content import MediaLimits
-from kamera.content.video import FrameSampling, load_clip, processor_media
+from kamera.content.video import load_clip, processor_media
 from kamera.errors import UnreadableMedia
 from tests.sessions.rig import seeing
 
@@ -183,27 +183,6 @@ def test_true_times_reach_the_processor(tmp_path):
         == pytest.approx(told["duration"])
         == pytest.approx(8.0, abs=0.5)
     )
-
-
-def test_a_rotation_is_in_the_key(tmp_path):
-    straight = read_video(write(tmp_path / "a", File("mp4")))
-    turned = read_video(write(tmp_path / "b", File("mp4", turn=(90, False, False))))
-    assert [f.size for f in straight.frames[:1] + turned.frames[:1]] == [(64, 32), (32, 64)]
-    back = [frame.transpose(Image.Transpose.ROTATE_270) for frame in turned.frames]
-    assert all(
-        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(straight.frames, back, strict=True)
-    )
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_sampling_stays_inside_of_any_times(options):
-    rng = np.random.default_rng(0)
-    for total in (1, 2, 3, 7, 40):
-        gaps = rng.choice([0.04, 1.0, 20.0], total)
-        times = np.cumsum(gaps).round(3).tolist()
-        indices = FrameSampling(**options).indices(times, times[-1] + 0.04)
-        assert indices == places(times, options, times[-1] + 0.04)
-        assert indices == sorted(set(indices)) and set(indices) <= set(range(total))
 
 
 # -- animated pictures -----------------------------------------------------------------------------

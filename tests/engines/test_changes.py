@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import nn
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, ModelChanged
-from kamera.patches import later_of
 from tests.engines.compare import relative
 from tests.models import samples, tiny
 from tests.window.rig import QUESTION, Prefilled, make
@@ -172,30 +170,6 @@ def test_switching_merging_and_disabling_an_adapter_is_noticed():
 
 
 # -- later work ------------------------------------------------------------------------------------
-
-
-def test_later_work_runs_no_forward_of_a_model_that_changed_meanwhile():
-    """A canonical that is owed would bear the old model's name: it is dropped, and said so."""
-    backbone = Backbone(tiny.build(FAMILY))
-    engine, store = backbone.engine, ChunkStore.open("memory://")
-    one, two = chunks(engine)
-    window = make(engine, store, one, two, policy=EXACT)
-    window.flush()
-    queue, gate = later_of(engine), threading.Event()
-    queue.add(lambda: gate.wait(60) and None)
-    window.evict(window.slots[1])
-    weight = _layer(backbone.model).mlp.up_proj.weight
-    kept = weight.detach().clone()
-    with torch.no_grad():
-        weight.mul_(2)
-    gate.set()
-    queue.flush()
-    assert store.contexts_of(one.id) and not store.contexts_of(two.id), "one led, so no forward was due"
-    with torch.no_grad():
-        weight.copy_(kept)
-    backbone.refresh()
-    notes = window.append(chunks(engine)[0]).notes
-    assert any("have changed since its fingerprint was made" in note for note in notes)
 
 
 # -- what it costs ---------------------------------------------------------------------------------

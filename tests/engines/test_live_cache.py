@@ -18,7 +18,6 @@ from tests.engines.compare import worst
 from tests.models import tiny
 from tests.window.rig import same_bits, sparse
 
-FAMILIES = ("qwen2_5_vl", "kimi_k25", "deepseek_v32")
 LENGTHS = (3, 5, 8, 13)
 
 
@@ -69,43 +68,6 @@ def pool(backbone) -> list[Span]:
     if id(backbone) not in _POOLS:
         _POOLS[id(backbone)] = [span_of(backbone, n, i, rank=2 * (i % 2)) for i, n in enumerate(LENGTHS * 2)]
     return _POOLS[id(backbone)]
-
-
-def test_what_a_question_appends_is_forgotten():
-    backbone = model("qwen2_5_vl")
-    live = backbone.live()
-    spans = spans_of(backbone, (0, 1, 2), (0, 2, 0))
-    live.show(spans)
-    before = shown(live)
-    ids, places = torch.tensor([9, 10, 11]), torch.arange(3).expand(backbone.axes, -1) + 40
-    logits = []
-    for _ in range(2):
-        with live.lend() as cache:
-            logits.append(forwards.forward(backbone, ids, places, cache))
-            assert (
-                cache_length(cache)
-                == forwards.allocate_kv(backbone, 0)[0]["k"].shape[1] + sum(s.length for s in spans) + 3
-            )
-    assert torch.equal(*logits)
-    assert same_bits(shown(live), before)
-    slow = forwards.make_cache(backbone, [wanted(backbone, spans)])
-    assert torch.allclose(logits[0], forwards.forward(backbone, ids, places, slow), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family):
-    backbone = model(family)
-    live = backbone.live()
-    live.show(spans_of(backbone, (3, 7), (0, 1)), room=9)
-    before = shown(live)
-    ids = torch.arange(20, 60)
-    slow = forwards.make_cache(backbone, [before])
-    with live.lend() as cache:
-        for i in range(0, 40, 8):  # the room is full after the first
-            places = torch.arange(i, i + 8).expand(backbone.axes, -1) + 50
-            got, want = (forwards.forward(backbone, ids[i : i + 8], places, c) for c in (cache, slow))
-            assert torch.allclose(got, want, atol=1e-5, rtol=1e-4)
-    assert same_bits(shown(live), before)
 
 
 def test_two_branches_that_ask_at_once_do_not_share_a_tail():
@@ -183,17 +145,6 @@ def test_sixty_four_forks_cost_the_memory_of_one():
         for n in layer
     }
     assert len(rooms) == 2  # keys and values of the first layer
-
-
-def test_the_same_kv_with_and_without_its_patch_are_two_things():
-    backbone = model("qwen2_5_vl")
-    live = backbone.live()
-    [patched] = spans_of(backbone, (1,), (2,))
-    blind = replace(patched, patch=None)
-    for span in (patched, blind, patched):
-        live.show([span])
-        assert worst(shown(live), wanted(backbone, [span])) <= 1e-5
-    assert worst(wanted(backbone, [patched]), wanted(backbone, [blind])) > 0.1
 
 
 # -- forks share a room ----------------------------------------------------------------------------

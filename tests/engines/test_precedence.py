@@ -115,39 +115,3 @@ def test_a_call_waits_for_one_layer_of_later_work_and_goes_before_the_rest():
                 meeting.plain()
         working.result(LONG)
     assert meeting.seen == ["later 0", *["call"] * 2 * layers, *(f"later {i}" for i in range(1, layers))]
-
-
-def test_a_model_whose_forward_leaves_state_is_not_interrupted():
-    backbone = tiny.backbone("longrope")
-    assert not backbone.quiet
-    layers = len(backbone.decoder.layers)
-    meeting = Meeting(backbone)
-    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
-        working = pool.submit(meeting.work)
-        assert meeting.reached[0].wait(LONG)
-        with Account().count_now(backbone):
-            for go_on in meeting.go_on:
-                go_on.set()
-            meeting.plain()
-        working.result(LONG)
-    assert meeting.seen == [*(f"later {i}" for i in range(layers)), *["call"] * layers]
-
-
-def test_who_holds_the_model_for_several_forwards_is_not_interrupted():
-    backbone = tiny.backbone("qwen3_vl")
-    meeting = Meeting(backbone)
-
-    def held():
-        with backbone.turns.alone():
-            return meeting.work()
-
-    layers = len(backbone.decoder.layers)
-    with ThreadPoolExecutor(1) as pool, at_layers(backbone, meeting.at_layer):
-        working = pool.submit(held)
-        assert meeting.reached[0].wait(LONG)
-        with Account().count_now(backbone):
-            for go_on in meeting.go_on:
-                go_on.set()
-            meeting.plain()
-        working.result(LONG)
-    assert meeting.seen == [*(f"later {i}" for i in range(layers)), *["call"] * layers]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kamera import KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine, steps
 from kamera.sessions.sampling import Seeded
-from kamera.window import Arrange, former_of, respond
+from kamera.window import former_of
 from tests.models import tiny
 from tests.models.hooks import hooked
 from tests.window.rig import QUESTION, Snapshot, make, rig, watching
@@ -97,39 +97,6 @@ def test_rows_answer_as_they_do_alone(family):
     assert [a.tolist() for a in together] == [a.tolist() for a in alone]
     assert bool(reason) is (family == "longrope")
     assert rows == ([1] * 10 if reason else [3, 3, 2, 1, 1])
-
-
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "deepseek_v3", "mistral_sliding"])
-def test_windows_are_as_they_were(family):
-    backbone, chunks = rig(family, 3)
-    windows = [make(backbone, None, *chunks[:n]) for n in (2, 3)]
-    windows.append(windows[0].fork())
-    before = [Snapshot.of(window) for window in windows]
-    at_once(windows, [{"max_new_tokens": n} for n in (5, 2, 4)])
-    assert all(s.matches(window) for s, window in zip(before, windows, strict=True))
-
-
-def test_an_answer_keeps_the_kv_of_its_row():
-    """`respond` hands the KV of question and answer on: the next turn goes on from the row's own."""
-    backbone, chunks = rig("qwen3_vl", 3)
-    assert not backbone.steps.why_serial
-
-    def turn(count: int, gate: Gate) -> tuple[int, torch.Tensor]:
-        window = make(backbone, None, *chunks[:count], policy=ReusePolicy.exact())
-        options = {**GREEDY, "max_new_tokens": 4, "logits_processor": [gate.once()]}
-        answer = respond(window, QUESTION, Arrange(window.slots), **options).answer
-        exchange = backbone.chunk_from_tensors(torch.cat([QUESTION, answer]), label="exchange")
-        report = window.run(Arrange([*window.slots, exchange]))
-        return report.tokens_recomputed, window.next_token_logits(QUESTION)
-
-    alone = [turn(count, Gate(1)) for count in (1, 2)]
-    gate = Gate(2)
-    with sizes(backbone) as rows, ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda count: turn(count, gate), (1, 2)))
-    assert rows == [2, 2, 2, 1, 1]  # the answers' last tokens run with the next turn
-    for (ran, logits), (ran_together, other) in zip(alone, together, strict=True):
-        assert ran == ran_together == 1
-        assert torch.allclose(logits, other, atol=1e-4)
 
 
 # -- leaving -----------------------------------------------------------------------------------------

@@ -48,16 +48,6 @@ def error(deltas, patch) -> float:
     return float(lost)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_small_patch_is_not_cut_for_the_shares_sake(dtype):
-    canonical, deltas = scene(dtype)
-    (patch, _), filled = PatchBudget(8, 0.01).form(deltas, _layout(), canonical)
-    assert 0.01 * kv_bytes(canonical) < patch.nbytes <= SMALL
-    # and is recorded as one that no share has cut
-    assert filled == PatchBudget(8, None) and patch.rank == 8
-    assert {t.dtype for layer in patch.layers for f in layer.values() for t in (f.left, f.right)} == {dtype}
-
-
 def test_a_plain_patch_over_budget_is_replaced_by_a_better_one():
     canonical, deltas = scene(tokens=4096)
     share = 0.04

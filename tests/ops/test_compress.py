@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from kamera.ops import (
-    LowRank,
-    Patch,
     apply_patch,
     compress,
     deficit,
@@ -59,13 +57,3 @@ def left_of(deltas, patch) -> float:
                 error = error - patch.layers[i][name].dense().double()
             lost += float(error.norm()) ** 2
     return lost
-
-
-def test_factors_in_codes_and_in_floats_serve_alike():
-    deltas, canonical, _, offset = deltas_of(torch.float32)
-    coded = compress(deltas, LAYOUT, 2000).patch
-    plain = Patch.of(
-        [{n: LowRank(f.left.dense(), f.right.dense()) for n, f in layer.items()} for layer in coded.layers]
-    )
-    served, want = (apply_patch(canonical, p, LAYOUT, offset) for p in (coded, plain))
-    assert_same(served, want, rtol=0, atol=1e-6)

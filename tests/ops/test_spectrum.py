@@ -7,7 +7,6 @@ import torch
 
 import kamera.ops.spectrum as spectrum
 from kamera.ops import kept_energy, kv_of, patch_of
-from kamera.ops.factoring import residuals
 from kamera.ops.spectrum import strongest_directions
 from lab.coded import coded
 
@@ -87,14 +86,6 @@ def test_directions_that_are_rounding_are_cut(rank, wanted):
     assert not bool(found.values[:, wanted:].any())
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 31])
-def test_a_rank_above_what_the_tokens_span_gives_them_all(tokens):
-    x = matrices(tokens, 300, 0.9)
-    found = strongest_directions(x, 32)
-    assert found.left.shape == (3, tokens, tokens)
-    torch.testing.assert_close(found.left @ found.right.mT, x, rtol=0, atol=1e-4 * 100)
-
-
 def test_the_same_deficit_has_the_same_factors_bit_for_bit():
     x = matrices(260, 200, 0.9)
     torch.manual_seed(1)
@@ -105,19 +96,6 @@ def test_the_same_deficit_has_the_same_factors_bit_for_bit():
 
 
 # -- the energy factors leave out ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_residuals_equal_those_of_the_dense_difference(dtype):
-    x = matrices(60, 40, 0.7, dtype=dtype)
-    found = strongest_directions(x, 6)
-    # factors as they are stored, not as they were found
-    left, right = found.left.to(torch.bfloat16), found.right.to(torch.bfloat16)
-    residual = residuals(x, left, right)
-    for k in range(7):
-        rest = x.double() - left[:, :, :k].double() @ right[:, :, :k].double().mT
-        want = rest.square().sum((1, 2))
-        torch.testing.assert_close(residual[:, k], want, rtol=0, atol=1e-6 * float(residual[:, 0].max()))
 
 
 def test_the_energy_of_any_patch_is_that_of_the_dense_difference():

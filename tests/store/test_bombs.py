@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store import head as head_module
 from kamera.store.entries import file_entries
-from tests.killing import Countdown, in_child
 from tests.store.builders import (
     CHUNK,
     CONTEXT,
@@ -25,7 +22,6 @@ from tests.store.builders import (
     encode,
     file_of,
     join,
-    snapshot,
     split,
 )
 
@@ -112,27 +108,6 @@ def test_nothing_is_parsed_before_its_digest_is_checked(root: Path, monkeypatch:
     with ChunkStore.open(root) as store:
         assert StoreAdmin(store).rebuild_index() == 0
     assert not [text for text in parsed if "digests" in str(text)]
-
-
-PLAIN = {"title": "PLAIN TEXT OF A CHUNK"}
-
-
-@pytest.mark.parametrize("at", [1, 3])
-def test_a_killed_encrypted_writer_leaves_nothing_plain(tmp_path: Path, root: Path, at: int) -> None:
-    def work(_: Callable[[bytes], None]) -> None:
-        store = ChunkStore.open(root, secret=SECRET, keys=[KEY])
-        store.put(canonical(info=PLAIN))
-        with Countdown(at).over(os, "fsync"):
-            for name in "de":
-                store.put(canonical(name * 64, info=PLAIN))
-
-    assert in_child(work).killed
-    for name, data in snapshot(tmp_path).items():
-        assert b"PLAIN TEXT" not in data and CHUNK.encode() not in data, name
-    with ChunkStore.open(root, secret=SECRET, keys=[KEY]) as store:
-        assert store._disk is not None
-        assert os.listdir(store._disk.root / "tmp") == []
-        assert store.get_canonical(replace(CONTEXT, tenant=""), CHUNK) is not None
 
 
 def test_a_header_that_claims_much_is_refused_before_anything_is_made_for_it() -> None:

@@ -19,7 +19,6 @@ from kamera import forks
 from kamera.errors import ForkedStore
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.database import Database
-from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CHUNK, CONTEXT, canonical, patch
 
 OTHER = "d" * 64
@@ -142,21 +141,6 @@ def test_a_child_that_opens_the_store_itself_works(store: ChunkStore, root: Path
     assert in_child(work) == "2"
     assert {info.chunk_id for info in store.ls()} == {CHUNK, OTHER}
     assert StoreAdmin(store).verify().ok == 2
-
-
-def test_a_remote_of_the_parent_is_refused_and_opens_again(server: RedisServer) -> None:
-    url = server.url("timeout=60")
-    with ChunkStore.open(url, memory_limit=0) as store:
-        store.put(LARGE)
-        assert in_child(lambda: store.get_canonical(CONTEXT, CHUNK)).startswith("ForkedStore")
-        assert in_child(lambda: store.ls()).startswith("ForkedStore")
-
-        def own() -> str:
-            with ChunkStore.open(url, memory_limit=0) as mine:
-                return str(is_large(mine.get_canonical(CONTEXT, CHUNK)))
-
-        assert in_child(own) == "True"
-        assert is_large(store.get_canonical(CONTEXT, CHUNK))
 
 
 def test_a_child_forked_in_a_transaction_writes_the_same_file(

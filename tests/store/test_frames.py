@@ -12,14 +12,10 @@ import pytest
 import torch
 
 from kamera.errors import CorruptChunk
-from kamera.ops import Blocks, LowRanks, Patch
-from kamera.store import ChunkStore, entries
+from kamera.store import ChunkStore
 from kamera.store.seal import frames as frames_module
-from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
-from kamera.store.seal.frames import Cipher
-from kamera.store.sources import BytesSource
-from tests.store.builders import CONTEXT, assert_same, canonical, patch, tensor
+from tests.store.builders import CONTEXT, canonical, tensor
 
 ACME = replace(CONTEXT, tenant="acme")
 SECRET = b"a secret of acme, 32 bytes long!"
@@ -53,23 +49,6 @@ def frames_of(data: bytes, frame: int) -> list[tuple[int, int]]:
 
 def read(data: bytes) -> Any:
     return CODEC.decode(data, NAME, "here")
-
-
-def test_an_object_is_a_preamble_and_the_frames_of_the_sealed_one(size: int) -> None:
-    data = CODEC.encode(RECORD, 1.0)
-    assert data[:8] == b"KAMERA\x00\x03"
-    plain = Sealed.of("acme", SECRET).encode(RECORD, 1.0)
-    head = 8 + int.from_bytes(plain[:8], "little")
-    assert [int.from_bytes(data[i : i + 8], "little") for i in (56, 64)] == [head, len(plain)]
-    assert len(frames_of(data, size)) == 1 + -(-(len(plain) - head) // size)
-    assert_same(read(data), RECORD)
-    whole = CODEC._plain(BytesSource(data), NAME, "here")
-    assert whole.read(0, len(plain) + 9) == plain and whole.read(len(plain), 5) == b""
-    for start in range(0, len(plain), 97):
-        for length in (0, 1, 250, 600, 1500):
-            assert whole.read(start, length) == plain[start : start + length]
-    with pytest.raises(EOFError):
-        whole.read_into(len(plain) - 3, memoryview(bytearray(4)))
 
 
 def test_swapped_dropped_cut_or_doubled_frames_are_refused(size: int) -> None:
@@ -115,24 +94,3 @@ def test_a_damaged_frame_is_refused_by_its_number(tmp_path: Path, size: int) -> 
         with pytest.raises(CorruptChunk, match=rf"frame {len(places) - 1} cannot be decrypted.*moved to"):
             store.get_canonical(ACME, RECORD.chunk_id)
         assert store.get_canonical(ACME, RECORD.chunk_id) is None
-
-
-@pytest.mark.parametrize("piece", [100, 333, 8 * 2**20])
-def test_a_number_is_used_once_and_pieces_need_not_fit_frames(
-    monkeypatch: pytest.MonkeyPatch, size: int, piece: int
-) -> None:
-    monkeypatch.setattr(entries, "PIECE", piece)
-    numbers, encrypt = list[int](), Cipher.encrypt
-
-    def numbered(self: Cipher, index: int, data: bytes) -> bytes:
-        numbers.append(index)
-        return encrypt(self, index, data)
-
-    monkeypatch.setattr(Cipher, "encrypt", numbered)
-    wide = LowRanks(tensor((3, 2), torch.float32), tensor((101, 2), torch.float16, 1), (2,))
-    two = replace(patch(context=ACME), patch=Patch(Blocks([{"k": wide, "v": wide}], ((0,),))))
-    for record in (RECORD, two):
-        numbers.clear()
-        data = CODEC.encode(record, 1.0)
-        assert_same(CODEC.decode(data, CODEC.name(record.key), "here"), record)
-        assert numbers == list(range(len(frames_of(data, size))))  # a nonce: none may be used twice

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from kamera.errors import RemoteUnavailable
-from kamera.store import ChunkStore, StoreAdmin
+from kamera.store import ChunkStore
 from kamera.trust import GUARANTEES
-from tests.store.builders import CHUNK, CONTEXT, assert_same, file_of, flip, patch
+from tests.store.builders import CHUNK, CONTEXT, assert_same, patch
 
 KINDS = ("memory", "directory", "sealed", "remote", "cached")
 
@@ -52,20 +52,6 @@ def test_the_stronger_of_two_patches_is_kept_in_either_order(store, first, secon
     assert_same(store.get_patch(CONTEXT, CHUNK, ["x", "y"]), stronger)
 
 
-@pytest.mark.parametrize("worth", ["exact", "patched"])
-def test_a_patch_of_equal_provenance_replaces_the_stored_one(store, worth):
-    store.put(patch(formed=worth, rank=1, seed=1))
-    store.put(patch(formed=worth, rank=2, seed=2))
-    assert store.get_patch(CONTEXT, CHUNK, ["x", "y"]).patch.rank == 2
-
-
-def test_a_patch_of_a_provenance_unknown_here_is_the_weakest(store):
-    store.put(patch(formed="of a newer version"))
-    store.put(patch(formed="survivor"))
-    store.put(patch(formed="of a newer version"))
-    assert formed(store) == "survivor"
-
-
 @pytest.mark.parametrize("kind", ["directory", "sealed", "remote", "cached"])
 def test_two_stores_on_one_place_keep_the_stronger(kind, tmp_path):
     with opened(kind, tmp_path, "mine") as mine, opened(kind, tmp_path, "theirs") as theirs:
@@ -97,23 +83,3 @@ def test_an_upload_that_comes_late_replaces_nothing_stronger(kind, tmp_path, mon
         assert formed(mine) == "exact"
     with opened(kind, tmp_path, "others") as others:
         assert formed(others) == "exact"
-
-
-def test_a_patch_behind_exact_kv_asks_the_remote_nothing_before_it_is_put(tmp_path):
-    with opened("remote", tmp_path) as store:
-        calls = []
-        for worth in ("exact", "patched"):
-            before = StoreAdmin(store).stats().remote.calls
-            store.put(patch(antecedents=(worth,), formed=worth))
-            calls.append(StoreAdmin(store).stats().remote.calls - before)
-    assert calls == [1, 2], "nothing outranks the first"
-
-
-def test_a_damaged_patch_yields_to_any_other(tmp_path):
-    with opened("directory", tmp_path) as store:
-        key = store.put(patch(formed="exact", seed=1))
-    flip(file_of(tmp_path / "here", key))
-    with opened("directory", tmp_path) as store:
-        store.put(patch(formed="patched", seed=2))
-        assert formed(store) == "patched"
-    assert {path.name.partition(".")[0] for path in (tmp_path / "here" / "quarantine").iterdir()} == {key}

@@ -8,26 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kamera.errors import CorruptChunk
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, canonical_key, patch_key
-from kamera.store.codec import Codec
 from kamera.store.records import to_store_form
-from kamera.store.sources import BytesSource
 from tests.store.builders import (
     CONTEXT,
     assert_same,
     canonical,
-    decode,
-    encode,
     patch,
 )
 
 CODECS = pytest.mark.parametrize("codec", KV_CODECS)
-HERE = "objects/aa/file"
 
 
 def layers_of(tokens: int, dtype: torch.dtype = torch.bfloat16, dim: int = 8, seed: int = 0) -> Any:
@@ -116,27 +108,3 @@ def test_a_lossy_canonical_is_never_found_as_an_exact_one(codec, tmp_path):
 
 
 # -- the object ------------------------------------------------------------------------------------
-
-
-@given(
-    st.integers(0, 5),
-    st.sampled_from(KV_CODECS),
-    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
-    st.integers(1, 5),
-    st.integers(0, 99),
-)
-def test_a_coded_record_comes_back_bit_for_bit(tokens, codec, dtype, dim, seed):
-    put = to_store_form(record(codec, tokens, kv=layers_of(tokens, dtype, dim, seed)))
-    data = encode(put, 1.5)
-    assert_same(decode(data, put.key, HERE), put)
-    info = Codec().read_info(BytesSource(data), put.key, HERE)
-    assert info == Codec().describe(put, 1.5, len(data)) and info.context == put.context
-
-
-@CODECS
-def test_a_flipped_byte_anywhere_is_a_refusal(codec):
-    made = to_store_form(record(codec, 3))
-    data = encode(made, 7)
-    for at in range(0, len(data), 7):
-        with pytest.raises(CorruptChunk):
-            decode(data[:at] + bytes([data[at] ^ 64]) + data[at + 1 :], made.key, HERE)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kamera.errors import CorruptChunk, IncompatibleChunk
+from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, Context, StoreAdmin
 from lab.reliability import tenants
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
@@ -76,19 +76,6 @@ def test_a_stranger_misses_in_every_way_and_the_owner_hits(
 
 @owners
 @pairs
-def test_only_the_owner_can_delete_an_object_by_name(
-    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
-) -> None:
-    with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
-        name = fill(mine)
-        assert not StoreAdmin(theirs).delete(name)
-        assert StoreAdmin(theirs).forget(CHUNK).removed == ()
-        assert_same(mine.get_canonical(context_of(mine), CHUNK), canonical(context=context_of(mine)))
-        assert StoreAdmin(mine).delete(name) and not mine.has(context_of(mine), CHUNK)
-
-
-@owners
-@pairs
 def test_a_copy_of_a_stranger_is_empty_and_the_owners_is_not(
     tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
 ) -> None:
@@ -114,13 +101,6 @@ def test_the_same_chunk_of_two_tenants_is_two_objects(
         )
         assert StoreAdmin(theirs).delete(two)
         assert mine.has(context_of(mine), CHUNK)
-
-
-@owners
-def test_another_tenants_context_is_refused(tmp_path: Path, owner: dict[str, Any]) -> None:
-    beta = replace(CONTEXT, tenant="beta")
-    with ChunkStore.open(tmp_path, **owner) as store, pytest.raises(IncompatibleChunk, match="'beta'"):
-        store.get_canonical(beta, CHUNK)
 
 
 def test_a_file_of_one_tenant_under_anothers_name_is_refused(tmp_path: Path) -> None:

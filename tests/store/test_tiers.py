@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,23 +106,6 @@ def test_acknowledged_puts_of_a_killed_process_are_uploaded(server: RedisServer,
     with ChunkStore.open(url, cache=cache) as store:
         assert store.flush(0).unsaved == ()
         assert StoreAdmin(store).stats().remote.stored == 0  # type: ignore[union-attr]
-
-
-def test_a_sealed_cache_is_uploaded_sealed_at_the_next_open(
-    opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
-) -> None:
-    context, sealed = replace(CONTEXT, tenant="acme"), {"tenant": "acme", "secret": "a secret of many bytes"}
-    server.kill()
-    with opened(**sealed) as store:
-        store.put(canonical(context=context))
-    server.start()
-    with opened(**sealed) as store:
-        assert not store.flush(30).unsaved
-        assert StoreAdmin(store).stats().remote.stored == 1  # type: ignore[union-attr]
-    [key] = server.client().keys("*")
-    assert canonical(context=context).key.encode() not in key
-    with ChunkStore.open(server.url(QUICK), **sealed) as other:  # type: ignore[arg-type]
-        assert_same(other.get_canonical(context, CHUNK), canonical(context=context))
 
 
 def test_what_is_fetched_never_covers_what_was_put_meanwhile(
@@ -228,24 +210,6 @@ def test_what_the_remote_does_not_have_never_leaves_the_cache(
         assert not store.flush(30).unsaved
         assert len(rows_of(store._disk.index, tenant="")) <= 1  # type: ignore[union-attr]
         assert [store.get_canonical(CONTEXT, name) is not None for name in "abcd"] == [True] * 4
-
-
-def test_what_is_pinned_never_leaves_the_cache(
-    opened: Callable[..., ChunkStore], server: RedisServer
-) -> None:
-    with opened(disk_limit=1, memory_limit=0) as store:
-        key = store.put(canonical("a"))
-        StoreAdmin(store).pin([key])
-        assert store.get_canonical(CONTEXT, "a") is not None  # it may have been let go before it was pinned
-        server.pause()
-        store.put(canonical("b"))
-        server.resume()
-        assert not store.flush(30).unsaved
-        store.put(canonical("d"))
-        assert not store.flush(30).unsaved
-        server.kill()
-        assert store.get_canonical(CONTEXT, "a") is not None
-        assert store.get_canonical(CONTEXT, "b") is None
 
 
 # -- locks and uploads by themselves ---------------------------------------------------------------

@@ -76,18 +76,6 @@ def test_a_failing_item_is_a_line_and_not_the_end_of_the_run(data, tmp_path):
     assert len(lines(tmp_path)) == before + 2
 
 
-def test_arms_that_come_later_answer_as_if_they_had_been_there(backbone, data, tmp_path):
-    arms = ("reprefill", "blind", "patch@2", "patch@16")
-    whole = run_task(backbone, niah(), data, tmp_path / "whole", arms=arms, limit=2)
-    run_task(backbone, niah(), data, tmp_path / "grown", arms=("reprefill", "patch@16"), limit=2)
-    grown = run_task(backbone, niah(), data, tmp_path / "grown", arms=arms, limit=2)
-    assert scores(grown) == scores(whole)
-    assert said(tmp_path / "grown") == said(tmp_path / "whole")
-    fewer = run_task(backbone, niah(), data, tmp_path / "grown", arms=("blind",), limit=2)
-    assert [row.arm for row in fewer.arms] == ["blind"]
-    assert len(lines(tmp_path / "grown")) == 8
-
-
 def test_shards_merged_are_the_whole_run(backbone, data, tmp_path):
     arms = ("reprefill", "blind")
     whole = run_task(backbone, niah(), data, tmp_path / "whole", arms=arms)

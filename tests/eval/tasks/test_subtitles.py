@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kamera.eval.tasks.subtitles import Cue, on_screen, read_srt
+from kamera.eval.tasks.subtitles import Cue, read_srt
 
 
 def write(path: Path, text: str) -> Path:
@@ -23,13 +23,6 @@ def test_cues_keep_times_and_lose_tags_and_numbers(tmp_path: Path) -> None:
     unnumbered = "\ufeff00:00:01,000 --> 00:00:02,000\nHi\n"
     assert read_srt(write(tmp_path / "c.srt", unnumbered)) == (Cue(1.0, 2.0, "Hi"),)
     assert read_srt(write(tmp_path / "empty.srt", "\n")) == ()
-
-
-def test_cues_at_sampled_times_are_taken_once() -> None:
-    cues = [Cue(0, 2, "first"), Cue(2, 3, "between"), Cue(3, 5, "last"), Cue(3.5, 5, "too")]
-    assert on_screen(cues, [0.0, 1.5, 4.0]) == ["first", "last", "too"]
-    assert on_screen(cues, [2.0]) == ["between"]  # from its start up to, not including, its end
-    assert on_screen(cues, [5.0]) == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +109,6 @@ def damage(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
-
-
-def test_another_tenants_objects_of_the_same_chunk_stay(root: Path) -> None:
-    with ChunkStore.open(root, tenant="acme") as mine, ChunkStore.open(root, tenant="beta") as theirs:
-        for store in (mine, theirs):
-            store.put(canonical(GONE, replace(CONTEXT, tenant=store.tenant)))
-        done = StoreAdmin(mine).forget(GONE)
-        assert (len(done.removed), done.left) == (1, ())
-        assert theirs.contexts_of(GONE) and len(StoreAdmin(theirs).forget(GONE).removed) == 1
 
 
 def test_one_that_is_interrupted_is_run_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

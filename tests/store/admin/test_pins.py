@@ -105,22 +105,6 @@ def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
         StoreAdmin(memory).gc(0)
 
 
-def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
-    size = canonical().nbytes
-    with ChunkStore.open("memory://", memory_limit=3 * size) as store:
-        first = store.put(canonical("0" * 64))
-        StoreAdmin(store).pin([first])
-        for name in "123456":
-            store.put(canonical(name * 64))
-        assert first in [info.key for info in store.ls()]
-        assert StoreAdmin(store).unpin([first]) == 1
-        for name in "789":
-            store.put(canonical(name * 64))
-        assert first not in [info.key for info in store.ls()]
-        with pytest.raises(UnknownChunk):
-            StoreAdmin(store).pin(["0" * 64])
-
-
 def take(path: Path, me: int, ready: Any) -> None:
     ready.wait()
     pins = PinBook(PinFile(path))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kamera.errors import StoreError, StoreFull, UnknownChunk
+from kamera.errors import StoreFull
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.pins import PinBook
 from tests.store.builders import CONTEXT, canonical, file_of, patch
@@ -67,54 +66,7 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
         assert (fixed in removed) == (kind == "canonical")
 
 
-def collect_often(root: Path, stop: Any) -> None:
-    with ChunkStore.open(root) as store:
-        while not stop.is_set():
-            StoreAdmin(store).gc(0)
-
-
-def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
-    ChunkStore.open(root).close()
-    fork = multiprocessing.get_context("fork")
-    stop = fork.Event()
-    others = [fork.Process(target=collect_often, args=(root, stop)) for _ in range(2)]
-    for other in others:
-        other.start()
-    kept, lost = [], 0
-    with ChunkStore.open(root, memory_limit=0) as store:
-        for number in range(40):
-            key = store.put(canonical(f"{number:064x}"))
-            try:
-                StoreAdmin(store).pin([key])
-            except (StoreError, UnknownChunk):
-                lost += 1  # it was gone before: nothing was acknowledged
-            else:
-                kept.append(key)
-        stop.set()
-        for other in others:
-            other.join(300)
-        assert [other.exitcode for other in others] == [0, 0]
-        assert len(kept) + lost == 40
-        assert [key for key in kept if not file_of(root, key).exists()] == []
-        assert {pin.name for pin in StoreAdmin(store).pins.list()} >= set(kept)
-
-
 # -- a limit that holds ----------------------------------------------------------------------------
-
-
-def test_a_directory_never_holds_more_than_its_limit(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        one = store.ls() or (store.put(canonical()) and store.ls())
-        size = one[0].bytes
-        StoreAdmin(store).gc(0)
-    limit = int(4.5 * size)
-    with ChunkStore.open(root, disk_limit=limit, memory_limit=0) as store:
-        for number in range(12):
-            store.put(canonical(f"{number:064x}"))
-            assert on_disk(root) <= limit
-            assert store.get_canonical(CONTEXT, f"{0:064x}") is not None  # used, so it stays
-        left = {info.chunk_id for info in store.ls()}
-        assert left == {f"{number:064x}" for number in (0, 9, 10, 11)}
 
 
 def test_pinned_objects_and_their_canonicals_stay_within_a_limit(root: Path) -> None:

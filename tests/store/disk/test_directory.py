@@ -81,25 +81,6 @@ def test_a_lost_tail_of_the_log_is_noticed(root: Path, kind: str) -> None:
         assert StoreAdmin(store).gc(0, dry_run=True).objects_before == 40
 
 
-def test_an_index_of_a_backup_follows_the_files(root: Path) -> None:
-    """Rows of what is gone, of what was replaced, and none of what is new; the folders' times are newer."""
-    with ChunkStore.open(root) as store:
-        gone = store.put(canonical("a" * 64))
-        store.put(patch(rank=1))
-        assert len(store.ls()) == 2
-    copied(root, root.parent / "before")
-    with ChunkStore.open(root) as store:
-        store.put(patch(rank=7))
-        store.put(canonical())
-        assert StoreAdmin(store).delete(gone)
-    drop_index(root)
-    for path in (root.parent / "before").iterdir():
-        shutil.copy(path, root)
-    with ChunkStore.open(root) as store:
-        assert {(info.kind, info.rank) for info in store.ls()} == {("canonical", None), ("exact", 7)}
-        assert store.contexts_of("a" * 64) == []
-
-
 # -- rows that lie ------------------------------------------------------------------------------------
 
 LIES = {
@@ -135,19 +116,6 @@ def test_verify_mends_whatever_a_row_says_wrongly(root: Path, kind: str, column:
         StoreAdmin(store).verify()
         assert store.ls() == right
         assert StoreAdmin(store).stats().patches == 1 and StoreAdmin(store).census().chunks == 1
-
-
-def test_a_forged_row_of_a_sealed_store_is_not_listed(root: Path) -> None:
-    options: dict[str, Any] = {"tenant": "acme", "secret": SECRET}
-    with ChunkStore.open(root, **options) as store:
-        store.put(patch(context=ACME))
-        right = store.ls()
-        path = store._disk.root / "index.sqlite"  # type: ignore[union-attr]
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE objects SET said = replace(said, '\"rank\":2', '\"rank\":64')")
-    db.close()
-    with ChunkStore.open(root, **options) as store:
-        assert store.ls() == right
 
 
 # -- nobody waits ------------------------------------------------------------------------------------

@@ -57,18 +57,6 @@ def damage(file: Path, place: int, mask: int = 1) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_a_change_of_any_header_byte_is_refused(path: Path) -> None:
-    file = file_of(path)
-    data = file.read_bytes()
-    with ChunkStore.open(path, memory_limit=0) as store:
-        for place in range(0, front_of(data), 5):
-            damage(file, place, 0x11)
-            with pytest.raises(CorruptChunk):
-                store.get_canonical(CONTEXT, CHUNK)
-            file.write_bytes(data)
-            StoreAdmin(store).quarantine.drop(RECORD.key)
-
-
 def test_a_flip_in_any_tensor_is_refused_by_its_place(path: Path) -> None:
     file = file_of(path)
     data = file.read_bytes()
@@ -87,14 +75,6 @@ def test_a_flip_in_any_tensor_is_refused_by_its_place(path: Path) -> None:
                 assert store.get_canonical(CONTEXT, CHUNK) is None
                 StoreAdmin(store).quarantine.drop(RECORD.key)
             file.write_bytes(data)
-
-
-@pytest.mark.parametrize("cut", [0, 4, 8, 50, 700, -1])
-def test_a_file_cut_short_is_refused(path: Path, cut: int) -> None:
-    file = file_of(path)
-    file.write_bytes(file.read_bytes()[:cut])
-    with ChunkStore.open(path) as store, pytest.raises(CorruptChunk):
-        store.get_canonical(CONTEXT, CHUNK)
 
 
 def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

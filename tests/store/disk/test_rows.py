@@ -106,13 +106,3 @@ def test_a_file_without_a_row_is_found_and_its_row_repaired(root: Path) -> None:
             assert record.key in [i.key for i in store.ls()]  # the first listing looks at all names
             assert next(i for i in store.ls() if i.key == record.key).bytes == path.stat().st_size
             assert (store.get_canonical if record.kind == "canonical" else store.info)(CONTEXT, CHUNK)
-
-
-def test_a_row_without_its_file_is_a_miss_and_goes(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        key = store.put(canonical())
-        file_of(root, key).unlink()
-        assert store.ls() == []
-        assert not store.has(CONTEXT, CHUNK)
-        assert store.get_canonical(CONTEXT, CHUNK) is None
-        assert store.ls() == []

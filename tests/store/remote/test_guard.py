@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from kamera.errors import RemoteUnavailable
@@ -43,26 +41,6 @@ def test_the_breaker_opens_after_failures_and_retries_once() -> None:
     assert one.allow()
     one.report_success()
     assert one.state == "closed" and one.allow() and one.allow()
-
-
-def test_of_many_threads_one_makes_the_trial() -> None:
-    clock = Clock()
-    one = breaker(clock)
-    one.report_failure()
-    one.report_failure()
-    clock.now = 10.0
-    start, allowed = threading.Barrier(8), []
-
-    def ask() -> None:
-        start.wait()
-        allowed.append(one.allow())
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(allowed) == [False] * 7 + [True]
 
 
 def test_a_server_that_hangs_is_asked_twice_and_then_left_alone(server: RedisServer) -> None:

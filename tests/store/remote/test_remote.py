@@ -93,25 +93,6 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_refused_by_name_set_aside_and_then_a_miss(lie: str, remote: Redis) -> None:
-    with ChunkStore.open(remote.url) as store:
-        store.put(canonical())
-    damaged = LIES[lie](remote.read(KEY))
-    remote.write(KEY, damaged)
-    with ChunkStore.open(remote.url) as store:
-        with pytest.raises(CorruptChunk, match=r"redis.*quarantine/") as caught:
-            store.get_canonical(CONTEXT, CHUNK)
-        assert "\n" not in str(caught.value)
-        assert store.get_canonical(CONTEXT, CHUNK) is None
-        [(name, key)] = remote.names("quarantine").items()
-        assert name.startswith(KEY) and remote.client.get(key) == damaged
-        assert StoreAdmin(store).stats().remote.refused == 1  # type: ignore[union-attr]
-        store.put(canonical())
-    with ChunkStore.open(remote.url) as store:
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-
-
 def test_a_remote_that_swaps_everything_serves_nothing(remote: Redis) -> None:
     chunks = [c * 64 for c in "abcdef"]
     with ChunkStore.open(remote.url) as store:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kamera.errors import PinsFull, RemoteUnavailable, StoreError, UnknownChunk
+from kamera.errors import RemoteUnavailable, StoreError, UnknownChunk
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.pins import PinBook, PinEntry
 from lab.reliability.redis_server import RedisServer
 from tests.store.builders import CONTEXT, canonical, is_pinned, patch
 
@@ -35,48 +34,6 @@ def test_what_one_client_pinned_another_does_not_collect(two: tuple[ChunkStore, 
     assert StoreAdmin(other).unpin([kept]) == 1 and StoreAdmin(other).unpin([kept]) == 0
     assert [removed.key for removed in StoreAdmin(one).gc(0).removed] == [kept]
     assert other.ls() == [] and one.get_canonical(CONTEXT, "a" * 64) is None
-
-
-def test_the_cap_binds_every_client(
-    two: tuple[ChunkStore, ChunkStore],
-) -> None:
-    one, other = two
-    a, b, c = (one.put(canonical(x * 64)) for x in "abc")
-    size = one.ls()[0].bytes
-    assert StoreAdmin(one).pins.cap is None
-    StoreAdmin(one).pins.set_cap(2 * size)
-    assert StoreAdmin(other).pins.cap == 2 * size
-    StoreAdmin(other).pin([a], ttl=500)
-    before = StoreAdmin(other).pins.list()
-    with pytest.raises(PinsFull, match=f"over the cap of {2 * size}"):
-        StoreAdmin(one).pin([b, c, a])
-    assert StoreAdmin(other).pins.list() == before  # the time of the one that was pinned is as before, too
-    StoreAdmin(one).pin([b])
-    StoreAdmin(other).pins.set_cap(None)
-    StoreAdmin(one).pin([c])
-    assert {pin.name for pin in StoreAdmin(other).pins.list()} == {a, b, c}
-    for wrong in (lambda: StoreAdmin(one).pin([a], ttl=0), lambda: StoreAdmin(one).pins.set_cap(-1)):
-        with pytest.raises(ValueError):
-            wrong()
-
-
-def test_a_pin_during_gc_is_honoured_by_the_next_batch(
-    two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = two
-    one.put(canonical())
-    key = one.put(patch())
-    names = PinBook.list
-
-    def then_pinned(self: PinBook) -> list[PinEntry]:
-        found = names(self)
-        monkeypatch.undo()
-        StoreAdmin(other).pin([key])
-        return found
-
-    monkeypatch.setattr(PinBook, "list", then_pinned)
-    assert StoreAdmin(one).gc(0).removed == ()
-    assert len(one.ls()) == 2
 
 
 def test_damaged_pins_are_an_error_and_nothing_is_collected(server: RedisServer) -> None:
