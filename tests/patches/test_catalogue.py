@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.ops import PatchBudget
 from kamera.store import ObjectInfo
 from kamera.window import former_of, keep_orbit
 from tests.models import samples
@@ -49,47 +48,6 @@ def the_patch(store: ChunkStore, kind: str = "exact") -> ObjectInfo:
 # -- what a row says -------------------------------------------------------------------------------
 
 
-def test_a_row_says_what_its_patch_was_formed_under(pieces, store):
-    backbone, (a, b, *_) = pieces
-    policy = ReusePolicy(rank=3, patch_bytes=None, layers=[0, 1], forms="always")
-    window = make(backbone, store, a, b, policy=policy)
-    row = the_patch(store)
-    asked = former_of(window).store.info(former_of(window).context, b.id, [a.id])
-    for info in (row, asked):
-        assert info.budget == PatchBudget(3, None, (0, 1)) and info.formed == "exact"
-        assert info.orderings is None
-    keep_orbit(window, 1, samples=1)
-    assert (the_patch(store, "orbit").orderings, the_patch(store, "orbit").budget) == (1, row.budget)
-    assert {info.budget for info in store.ls("canonical")} == {None}
-
-
-def test_a_row_is_the_same_from_index_header_and_memory(pieces, tmp_path):
-    backbone, (a, b, *_) = pieces
-    with ChunkStore.open(tmp_path / "s") as store:
-        window = make(backbone, store, a, b, policy=ReusePolicy(rank=5, forms="always"))
-        written = the_patch(store)
-    (index,) = (tmp_path / "s").rglob("index.sqlite")
-    with ChunkStore.open(tmp_path / "s") as again:
-        listed, by_header = the_patch(again), again.info(former_of(window).context, b.id, [a.id])
-        again.get_patch(former_of(window).context, b.id, [a.id])
-        assert written == listed == by_header == again.info(former_of(window).context, b.id, [a.id])
-    index.write_bytes(b"no database")
-    with ChunkStore.open(tmp_path / "s") as rebuilt:
-        assert the_patch(rebuilt) == written
-
-
-def test_info_that_is_no_budget_makes_a_patch_a_miss(pieces):
-    from dataclasses import replace
-
-    backbone, (a, b, *_) = pieces
-    window = make(backbone, None, a, b)
-    record = former_of(window).store.get_patch(former_of(window).context, b.id, [a.id])
-    former_of(window).store.put(replace(record, info={"asked_rank": "many"}))
-    assert the_patch(former_of(window).store).budget is None
-    window.evict(1)
-    assert window.recall(b.id).forwards == 1
-
-
 # -- one look-up per object ------------------------------------------------------------------------
 
 
@@ -101,27 +59,6 @@ def test_an_append_asks_for_each_object_once(pieces, tmp_path, monkeypatch):
         window.append(c)
         assert len(asked) == len(set(asked)) == 2, asked  # its canonical, its patch
         assert {name for name, *_ in asked} == {"info"}
-
-
-def test_a_recall_reads_each_object_once(pieces, tmp_path, monkeypatch):
-    backbone, (a, b, c, _) = pieces
-    with ChunkStore.open(tmp_path / "s") as store:
-        window = make(backbone, store, a, b, c)
-        window.evict(2)
-        asked = counted(store, monkeypatch)
-        assert window.recall(c.id).forwards == 0
-        assert len(asked) == len(set(asked)), asked
-        assert [name for name, *_ in asked] == ["get_canonical", "info", "get_patch"]
-
-
-def test_a_patch_that_will_not_do_is_not_read(pieces, tmp_path, monkeypatch):
-    backbone, (a, b, *_) = pieces
-    with ChunkStore.open(tmp_path / "s") as store:
-        make(backbone, store, a, b, policy=ReusePolicy(rank=2, patch_bytes=None, forms="always"))
-        wanting = make(backbone, store, a, policy=ReusePolicy(rank=FULL_RANK, forms="always"))
-        asked = counted(store, monkeypatch)
-        assert wanting.recall(b.id).forwards == 1
-        assert "get_patch" not in [name for name, *_ in asked]
 
 
 # -- rows that lie ---------------------------------------------------------------------------------
@@ -142,15 +79,6 @@ def test_a_row_that_lied_is_refused_and_decided_again(pieces, tmp_path):
         assert (report.forwards, guarantees(window)) == (0, ["exact", "orbit"])
         assert [note for note in report.notes if "patch refused" in note]
         assert store.ls("exact") == []
-
-
-def test_a_patch_that_is_gone_by_the_time_it_is_read_is_a_miss(pieces, monkeypatch):
-    backbone, (a, b, *_) = pieces
-    window = make(backbone, None, a, b)
-    window.evict(1)
-    monkeypatch.setattr(former_of(window).store, "get_patch", lambda *given: None)
-    report = window.recall(b.id)
-    assert (report.forwards, guarantees(window)) == (1, ["exact", "exact"])
 
 
 def test_a_canonical_that_lied_is_prefilled_and_archived_again(pieces, tmp_path):

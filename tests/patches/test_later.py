@@ -6,15 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as LateError
 
 import pytest
 import torch
 
 from kamera.content import Encoded
 from kamera.errors import StoreError
-from kamera.patches import Facts, Later, Losses, Owed, Ready, Strict, Worth
-from kamera.patches import later as later_module
+from kamera.patches import Facts, Later, Losses, Owed, Strict, Worth
 from kamera.patches.owed import waiting_records
 from kamera.store import ChunkStore, Put
 from tests.store.builders import canonical
@@ -83,72 +81,11 @@ def test_what_is_worth_least_is_dropped_first_and_of_equals_the_oldest(queue, ga
     assert queue.held_bytes == 0
 
 
-def test_whoever_is_dropped_is_told_why(queue, gate):
-    told: list[str] = []
-    queue.add(lambda: None, Worth.AUDIT, size(600), told.append)
-    queue.add(lambda: None, Worth.PATCH, size(600))
-    assert told == ["later work held more than its 1000 bytes"]
-
-
-def test_the_newest_piece_is_dropped_where_it_is_worth_least(queue, gate):
-    told: list[str] = []
-    queue.add(lambda: None, Worth.CHUNK, size(900))
-    queue.add(lambda: None, Worth.GUESS, size(200), told.append)
-    assert len(told) == 1
-    assert queue.held_bytes == 900
-
-
-def test_a_piece_larger_than_the_limit_is_done_if_nothing_is_worth_more(queue, gate):
-    done: list[str] = []
-    queue.add(lambda: done.append("small"), Worth.PATCH, size(10))
-    queue.add(lambda: done.append("large"), Worth.CHUNK, size(5000))
-    assert queue.dropped == 1
-    gate.open()
-    queue.flush()
-    assert done == ["large"]
-
-
 def test_memory_that_several_pieces_share_counts_once(queue, gate):
     shared = torch.zeros(900, dtype=torch.uint8)
     for start in range(5):
         queue.add(lambda: None, Worth.AUDIT, [shared[start:], shared])
     assert (queue.held_bytes, queue.dropped) == (900, 0)
-
-
-def test_what_was_made_ready_counts_until_it_is_let_go(queue, gate):
-    told: list[str] = []
-    kept = queue.add(lambda: Ready("made", 700), Worth.GUESS, dropped=told.append)
-    gate.open()
-    queue.flush()
-    assert (queue.held_bytes, kept.made) == (700, "made")
-    queue.cancel(kept)
-    queue.cancel(kept)
-    assert (queue.held_bytes, kept.made, told) == (0, None, [])
-    lost = queue.add(lambda: Ready("made", 700), Worth.GUESS, dropped=told.append)
-    queue.flush()
-    queue.add(lambda: Ready("worth more", 400), Worth.AUDIT)
-    queue.flush()
-    assert (queue.held_bytes, lost.made, len(told)) == (400, None, 1)
-
-
-def test_waiting_for_the_queue_does_not_wait_for_what_is_ready(queue):
-    told: list[str] = []
-    queue.add(lambda: Ready("made", 10), Worth.GUESS, dropped=told.append)
-    queue.flush()
-    queue.flush()
-    assert (queue.held_bytes, told) == (10, [])
-
-
-def test_work_that_nobody_wants_any_more_is_not_done(queue, gate):
-    done: list[str] = []
-    piece = queue.add(lambda: done.append("cancelled"), Worth.CHUNK, size(100))
-    queue.add(lambda: done.append("wanted"))
-    queue.cancel(piece)
-    assert queue.held_bytes == 0
-    gate.open()
-    queue.flush()
-    assert done == ["wanted"]
-    assert queue.dropped == 0
 
 
 def test_what_a_call_needs_goes_first(queue, gate):
@@ -186,11 +123,6 @@ def test_a_flush_waits_for_what_work_hands_over(queue):
     queue.add(lambda: queue.add(lambda: done.append("handed over")) and None)
     queue.flush()
     assert done == ["handed over"]
-
-
-def test_a_limit_holds_a_byte_at_least():
-    with pytest.raises(ValueError, match="limit 0 must be at least 1 byte"):
-        Later(limit=0)
 
 
 # -- what pieces owe a store -----------------------------------------------------------------------
@@ -242,50 +174,6 @@ def test_what_pieces_owe_is_put_together_when_no_piece_is_left(queue, gate, stor
     assert queue.held_bytes == 0
 
 
-def test_each_store_gets_its_own(queue, gate, store):
-    with Books.open("memory://") as other:
-        for name, whose in zip("abcd", (store, other, store, other), strict=True):
-            queue.add(lambda name=name, whose=whose: owed(whose, name), reads=())
-        gate.open()
-        queue.flush()
-        assert (store.batches, other.batches) == ([["a", "c"]], [["b", "d"]])
-
-
-@pytest.mark.parametrize("reads", [("b",), None], ids=["one of them", "any"])
-def test_a_piece_that_looks_for_a_record_finds_it_put(queue, gate, store, reads):
-    seen: list[int] = []
-    for name in "ab":
-        queue.add(lambda name=name: owed(store, name), reads=("something else",))
-    queue.add(lambda: seen.append(len(store.ls())), reads=reads)
-    queue.add(lambda: owed(store, "c"), reads=())
-    gate.open()
-    queue.flush()
-    assert (seen, store.batches) == ([2], [["a", "b"], ["c"]])
-
-
-def test_much_is_put_before_the_last_piece(queue, gate, store, monkeypatch):
-    monkeypatch.setattr(later_module, "_TOGETHER", 2 * canonical("a").nbytes)
-    for name in "abcd":
-        queue.add(lambda name=name: owed(store, name), reads=())
-    gate.open()
-    queue.flush()
-    assert store.batches == [["a", "b", "c"], ["d"]]
-
-
-def test_what_a_call_needs_is_put_without_waiting_for_other_pieces(queue, gate, store):
-    opened, waiting = threading.Event(), awaited(store, "a")
-    queue.add(lambda: owed(store, "a"), name="needed", reads=())
-    queue.add(lambda: opened.wait(LONG) and None, reads=())
-    gate.open()
-    while not queue._owed:
-        time.sleep(0.001)
-    queue.flush_named("needed")
-    at_once = {**waiting}
-    opened.set()
-    queue.flush()
-    assert at_once == {} and store.batches == [["a"]]
-
-
 @pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
 def test_a_refused_record_is_a_loss_of_its_own_piece(queue, gate, store, caplog):
     losses, waiting = {name: Losses() for name in "abcd"}, awaited(store, *"abcd")
@@ -318,21 +206,3 @@ def test_a_store_that_fails_as_a_whole_leaves_nobody_waiting(queue, gate, store,
     gate.open()
     queue.flush()
     assert waiting == {} and losses.unkept == {"a", "b"}
-
-
-def test_what_is_owed_is_put_though_the_piece_behind_it_is_dropped(queue, gate, store):
-    opened = threading.Event()
-    queue.add(lambda: owed(store, "a"), reads=())
-    queue._pool.submit(opened.wait, LONG)  # between the two pieces
-    piece = queue.add(lambda: owed(store, "b"), reads=())
-    gate.open()
-    while not queue._owed:
-        time.sleep(0.001)
-    queue.cancel(piece)
-    with ThreadPoolExecutor(1) as pool:
-        flushed = pool.submit(queue.flush)
-        with pytest.raises(LateError):
-            flushed.result(0.05)
-        opened.set()
-        flushed.result(LONG)
-    assert store.batches == [["a"]]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import ChatSession, ChunkStore
 from kamera.content import common_prefix
-from kamera.edits import Directive
-from kamera.errors import SessionConflict, UnknownSession, UnknownTurn
-from kamera.sessions import Branches, SessionPool
+from kamera.errors import UnknownSession, UnknownTurn
+from kamera.sessions import SessionPool
 from kamera.sessions.modes import OF_THE_PROMPT
 from tests.content.templates import picture, screens
 from tests.engines.compare import relative
@@ -60,27 +56,6 @@ def test_a_branch_holds_nothing_of_the_turns_behind_its_own():
     check_fresh(chat, back, [*there, user("and now?")])
 
 
-def test_a_branch_may_have_another_system_message():
-    chat = session(speaking("headers"))
-    one = chat.send([SYSTEM, user("hello")], **GREEDY)
-    other = {"role": "system", "content": "You are brief."}
-    turn = chat.send([other, user("why?")], after=one.turn_id, **GREEDY)
-    assert chat.messages[:-1] == [other, user("hello"), said(one.text), user("why?")]
-    check_fresh(chat, turn, chat.messages[:-1])
-    assert chat.history(one.turn_id)[0] == SYSTEM
-
-
-def test_what_only_the_window_would_tell_is_not_told_under_amortize():
-    """The same words again behind a branch: their KV in the window has seen what the branch has not."""
-    chat = session(seeing(), FULL, mode="amortize")
-    one = chat.send(screens(1), **GREEDY)
-    chat.send(screens(3)[2:], append=True, **GREEDY)
-    last = chat.send(user("and what was the first?"), **GREEDY)
-    turn = chat.send("and what was the first?", after=one.turn_id, **GREEDY)
-    assert turn.report.guarantee in OF_THE_PROMPT and turn.turn_id != last.turn_id
-    check_fresh(chat, turn, chat.messages[:-1])
-
-
 def test_a_turn_that_is_unknown_deleted_or_anothers_is_refused_by_name():
     chat, other = session(speaking("headers")), session(speaking("headers"))
     one, theirs = chat.send("hello", **GREEDY), other.send("hello", **GREEDY)
@@ -111,41 +86,6 @@ def test_a_turn_leaves_from_the_middle_and_those_behind_it_stay(number):
         assert chat.history(turns[2].turn_id) == left
 
 
-def test_the_only_turn_leaves_nothing_behind():
-    chat = session(speaking("headers"))
-    chat.delete(chat.send("hello", **GREEDY).turn_id)
-    assert chat.messages == [] and chat.window is None
-    check_fresh(chat, chat.send("bye", **GREEDY), [user("bye")])
-
-
-def test_a_turn_before_an_edit_is_as_it_was():
-    chat = session(speaking("headers"))
-    one = chat.send([SYSTEM, user("hello"), said("hi"), user("again")], **GREEDY)
-    before = chat.messages
-    chat.edit([Directive(1, 3, mode="forget", unit="messages")])
-    assert chat.history(one.turn_id) == before
-    turn = chat.send("what?", after=one.turn_id, **GREEDY)
-    check_fresh(chat, turn, [*before, user("what?")])
-    two = chat.send([SYSTEM, user("other")], **GREEDY)  # a history of its own
-    chat.delete(one.turn_id)
-    assert chat.history(two.turn_id) == [SYSTEM, user("other"), said(two.text)]
-
-
-def test_a_fork_and_a_saved_session_go_on_from_the_same_turns(tmp_path):
-    chat = session(speaking("headers"))
-    one = chat.send("hello", **GREEDY)
-    two = chat.fork().send("more", **GREEDY)
-    assert chat.send("so?", after=two.turn_id, **GREEDY).report.kept > 0
-    assert [m["content"] for m in chat.messages[::2]] == ["hello", "more", "so?"]
-    last = chat.send("what?", after=one.turn_id, **GREEDY)
-    chat.save(tmp_path / "s")
-    again = ChatSession.load(tmp_path / "s", chat.backbone, chat.store)
-    turn = again.send("then?", after=last.turn_id, **GREEDY)
-    assert turn.report.kept > 0 and again.messages[:-2] == chat.messages
-    other = again.send("x", after=one.turn_id, **GREEDY)
-    assert again.messages == [user("hello"), said(one.text), user("x"), said(other.text)]
-
-
 # -- pools -----------------------------------------------------------------------------------------
 
 
@@ -171,18 +111,6 @@ def test_a_pools_branch_has_a_session_of_its_own_and_the_other_goes_on(policy, m
     named = of.send("or?", one.session_id, after=one.turn_id, **GREEDY)
     assert named.session_id == one.session_id
     assert of.session(one.session_id).messages == [*asked[:-1], user("or?"), said(named.text)]
-
-
-def test_what_two_conversations_begin_with_is_prefilled_once_although_one_knows_more():
-    of = pool(seeing(), FULL, mode="amortize", min_tokens=1)
-    history = screens(3)
-    name = of.send(history, **GREEDY).session_id
-    of.send([*history[:3], *history[5:], user("and now?")], name, **GREEDY)  # what it dropped it still knows
-    mine = [*history[:2], user("something else")]
-    turn = of.send(mine, **GREEDY)
-    assert turn.report.guarantee in OF_THE_PROMPT and turn.report.vision_encodes == 0
-    assert turn.report.kept > 0
-    check_fresh(of.session(turn.session_id), turn, mine)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -225,34 +153,6 @@ def test_turns_are_their_tenants_alone_and_two_pools_may_share_them():
     assert of.metrics().requests == 1 and len(of) == 1
     turn = other.send("more", None, "a", after=one.turn_id, **GREEDY)
     check_fresh(other.session(turn.session_id, "a"), turn, [user("hello"), said(one.text), user("more")])
-
-
-def test_a_turn_leaves_every_session_of_a_pool_but_none_that_answers():
-    of = pool()
-    one = of.send([SYSTEM, user("hello")], **GREEDY)
-    two = of.send("more", after=one.turn_id, **GREEDY)
-    branch = of.send("less", after=one.turn_id, **GREEDY)
-    begun, go = threading.Event(), threading.Event()
-
-    def slow(input_ids, scores, **_):
-        begun.set()
-        return not go.wait(300)
-
-    answer = partial(of.send, "wait", after=two.turn_id, stopping_criteria=[slow], **GREEDY)
-    thread = threading.Thread(target=answer)
-    thread.start()
-    assert begun.wait(300)
-    try:
-        with pytest.raises(SessionConflict, match="after that answer"):
-            of.delete(one.turn_id)
-        assert of.history(two.turn_id)[1] == user("hello")
-    finally:
-        go.set()
-        thread.join()
-    of.delete(one.turn_id)
-    for turn in (two, branch):
-        assert user("hello") not in of.session(turn.session_id).messages
-        assert of.history(turn.turn_id)[0] == SYSTEM and user("hello") not in of.history(turn.turn_id)
 
 
 # -- any tree of turns -------------------------------------------------------------------------------
@@ -325,48 +225,3 @@ def _delete(of, name, known, behind, gone) -> None:
 
 
 # -- what is kept ------------------------------------------------------------------------------------
-
-
-def test_the_turns_used_last_are_kept_up_to_their_bytes():
-    turns, history = Branches(most=1000), ()
-    for i in range(8):
-        before, history = history, (*history, user("x" * 100))
-        turns.keep(str(i), str(i - 1) if i else None, before, history)
-    assert turns.history("7") == history
-    turns.keep("a", None, (), (user("y" * 300),))
-    turns.history("2")
-    turns.keep("b", None, (), (user("z" * 300),))
-    assert len(turns.history("2")) == 3 and turns.history("a") and turns.history("b")
-    with pytest.raises(UnknownTurn, match="not kept"):
-        turns.history("7")
-    big = ({"role": "user", "content": [{"type": "image", "image": picture(0)}]},)
-    turns.keep("c", None, (), big)
-    assert turns.history("c") == big  # one turn is always kept
-    with pytest.raises(UnknownTurn):
-        turns.history("b")
-
-
-def test_a_history_that_does_not_begin_as_its_turn_is_kept_whole():
-    turns = Branches()
-    turns.keep("a", None, (), (SYSTEM, user("1")))
-    turns.keep("b", "a", (SYSTEM, user("1")), (SYSTEM, user("2"), user("3")))
-    turns.retell("b", {"role": "assistant", "content": "3"})
-    turns.remove_turn("a")
-    assert turns.history("b") == (SYSTEM, user("2"), said("3"))
-    assert not turns.goes_through("b", "a") and turns.goes_through("b", "b")
-
-
-def test_a_turn_that_is_asked_again_and_answered_the_same_is_one_of_its_own():
-    chat = session(speaking("headers"))
-    one, two = (chat.send([SYSTEM, user("hello")], **GREEDY) for _ in range(2))
-    assert one.text == two.text and one.turn_id != two.turn_id
-    chat.delete(one.turn_id)
-    assert chat.history(two.turn_id) == chat.messages == [SYSTEM, user("hello"), said(two.text)]
-
-
-def test_a_turn_that_is_kept_again_weighs_once():
-    kept = Branches(most=300)
-    for _ in range(5):
-        kept.keep("a", None, (), (user("x" * 100), said("y")))
-    kept.keep("b", None, (), (user("z" * 100), said("y")))
-    assert kept.history("a") and kept.history("b")

@@ -7,17 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera import ChunkStore
 from kamera.edits import policies
-from kamera.engines.hf import HfEngine
-from kamera.errors import EditPolicyFailed, ModalityNotSupported, ProcessorRequired, WindowFull
-from kamera.sessions import ChatSession, SessionPool
+from kamera.errors import EditPolicyFailed, ModalityNotSupported, WindowFull
+from kamera.sessions import ChatSession
 from kamera.window import former_of
-from tests.content.habits import BEGIN, END, ITEMS
-from tests.content.templates import AGENT, LONG_TALK, TALK, TOOLS, picture, screens
+from tests.content.templates import LONG_TALK, TALK, picture, screens
 from tests.engines.compare import relative
-from tests.models import processors, tiny
-from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, session, speaking
+from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
 CLOSE = 1e-4
 GREEDY = {"max_new_tokens": 3, "do_sample": False}
@@ -41,12 +37,6 @@ def test_pictures_that_leave_the_history_leave_no_trace():
     assert apart(chat, screens(4)) <= CLOSE
     edited = policies.keep_last_images(1)(screens(5), 0)
     assert apart(chat, edited) <= CLOSE
-
-
-def test_rewritten_thinking_and_merged_tool_results_agree():
-    chat = session(speaking("thinking"), tools=TOOLS)
-    for stop in (1, 4, 6):
-        assert apart(chat, AGENT[:stop], TOOLS) <= CLOSE
 
 
 @settings(max_examples=8)
@@ -118,63 +108,12 @@ def test_an_appended_turn_prefills_only_what_is_new():
     assert report.vision_encodes == 0
 
 
-@pytest.mark.parametrize("mode", ["amortize", "repair"])
-def test_a_text_added_to_a_turn_is_one_forward_with_its_closing_tag(mode):
-    chat = session(seeing(), FULL, mode=mode)
-    chat.next_token_logits(screens(2)[:2])
-    more = screens(2)[:2]
-    more[1] = {**more[1], "content": [*more[1]["content"], {"type": "text", "text": "and this?"}]}
-    with chat.backbone.measure() as work:
-        logits = chat.next_token_logits(more)
-    # the text with the tag, its canonical, and the generation prompt
-    assert work.forwards == 3
-    assert relative(logits, plain_logits(chat.backbone, more)) <= CLOSE
-
-
 def test_every_prompt_token_is_counted_once():
     chat = session(seeing(), FULL, mode="repair")
     for messages in (screens(3), policies.keep_last_images(2)(screens(4), 0), screens(1)):
         report = chat.send(messages, **GREEDY).report
         total = report.kept + report.turned + report.patched + report.prefilled
         assert total == chat.prompt_ids.shape[0] and min(report.prefilled, report.left) >= 0
-
-
-def test_the_answer_is_the_models_own_and_joins_the_history():
-    backbone = speaking("headers")
-    chat = session(backbone)
-    turn = chat.send(TALK[0]["content"], **GREEDY)
-    ids = backbone.processor.apply_chat_template(
-        TALK[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    with torch.no_grad():
-        whole = backbone.model.generate(**ids, **GREEDY)[0, ids["input_ids"].shape[1] :]
-    assert turn.text == backbone.processor.decode(whole, skip_special_tokens=True)
-    assert chat.messages == [TALK[0], {"role": "assistant", "content": turn.text}]
-
-
-def test_an_edit_policy_shapes_the_prompt_and_not_the_history():
-    chat = session(seeing(), edit_policy=policies.keep_last_images(1))
-    chat.send(screens(3), **GREEDY)
-    opening = chat.backbone.processor.tokenizer.convert_tokens_to_ids("<|vision_start|>")
-    assert int((chat.prompt_ids == opening).sum()) == 1
-    assert len(chat.messages) == len(screens(3)) + 1
-
-
-def test_logits_are_asked_behind_the_history_as_it_is():
-    chat = session(seeing())
-    chat.send(screens(1), **GREEDY)
-    before = chat.messages
-    assert relative(chat.next_token_logits(), plain_logits(chat.backbone, before)) <= CLOSE
-    assert chat.messages == before
-
-
-def test_another_system_prompt_is_another_window():
-    chat = session(seeing())
-    chat.next_token_logits(screens(1))
-    first = chat.window
-    messages = [{"role": "system", "content": "Be brief."}, *screens(1)[1:]]
-    assert apart(chat, messages) <= CLOSE
-    assert chat.window is not first
 
 
 @pytest.mark.parametrize("wrong", ["role", "media", "policy", "room"])
@@ -202,30 +141,6 @@ def test_after_an_error_the_session_is_as_it_was(wrong):
     assert apart(chat, [*before, TALK[2]]) <= CLOSE
 
 
-def test_a_turn_tells_the_time_to_its_first_token():
-    chat, calls = session(speaking("headers")), []
-
-    def note(input_ids, scores):
-        calls.append(len(calls))
-        return scores
-
-    report = chat.send(TALK[:1], logits_processor=[note], **GREEDY).report
-    assert report.first_token > 0 and report.seconds > 0 and len(calls) == 3
-    assert chat.edit([]).first_token is None
-    plain = session(speaking("headers"), max_tokens=400, uncached=True).send(LONG_TALK, **GREEDY).report
-    assert plain.uncached and plain.first_token > 0
-
-
-def test_a_backbone_without_a_processor_is_refused():
-    with pytest.raises(ProcessorRequired, match="chat template"):
-        ChatSession(tiny.backbone("qwen2_5_vl"), ChunkStore.open("memory://"), policy=EXACT)
-
-
-def test_a_mode_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="mode 'erase'"):
-        session(seeing(), mode="erase")
-
-
 @settings(max_examples=5)
 @given(st.data())
 def test_random_turns_of_the_exact_mode_never_diverge(data):
@@ -248,60 +163,3 @@ def test_random_turns_of_the_exact_mode_never_diverge(data):
         elif len(history) > 2:
             del history[at - at % 2 : at - at % 2 + 2]
         assert apart(chat, history) <= CLOSE
-
-
-EDITS = {
-    "slide": lambda window: window.slide(),
-    "evict": lambda window: window.evict(1),
-    "reorder": lambda window: window.reorder([*range(1, len(window)), 0]),
-    "replace": lambda window: window.replace(0, "another text"),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_what_a_caller_does_in_a_sessions_window_is_the_callers_alone(edit):
-    chat = session(seeing())
-    chat.send(screens(2), **GREEDY)
-    held = chat.window.slots
-    EDITS[edit](chat.window)
-    assert [s.chunk_id for s in chat.window.slots] == [s.chunk_id for s in held]
-    history = chat.messages
-    assert (
-        relative(
-            chat.next_token_logits("and now?"),
-            plain_logits(chat.backbone, [*history, {"role": "user", "content": "and now?"}]),
-        )
-        <= CLOSE
-    )
-    assert relative(chat.fork().next_token_logits(), plain_logits(chat.backbone, history)) <= CLOSE
-
-
-def test_a_history_that_its_sender_or_reader_changes_in_place_stays_the_sessions():
-    chat = session(seeing())
-    sent = screens(2)
-    chat.send(sent, **GREEDY)
-    kept = [dict(m) for m in screens(2)]
-    sent[1]["content"].append({"type": "text", "text": "never said"})
-    read = chat.messages
-    read[1]["content"].clear()
-    ids = chat.prompt_ids.clone()
-    chat.prompt_ids.fill_(0)
-    assert [m["content"] for m in chat.messages[1:2]] == [m["content"] for m in kept[1:2]]
-    assert torch.equal(chat.prompt_ids, ids)
-    assert apart(chat, chat.messages) <= CLOSE
-
-
-def test_a_template_that_drops_strings_is_given_our_own_texts_as_parts():
-    """SmolVLM's way; what a client writes stays as it is, and a string is refused by name."""
-    template = BEGIN + "{% else %}" + ITEMS + END
-    backbone = HfEngine(processors.matching_model(), processors.picture_processor(template))
-    chat, pool = session(backbone), SessionPool(backbone, ChunkStore.open("memory://"), policy=EXACT)
-    for one in (chat, pool):
-        turn = one.send("what is it?", max_new_tokens=2)
-        history = one.history(turn.turn_id) if one is pool else one.messages
-        assert [m["content"][0]["text"] for m in history] == ["what is it?", turn.text]
-        with pytest.raises(ModalityNotSupported, match="does not show a text that is a string"):
-            one.send([{"role": "user", "content": "what is it?"}], max_new_tokens=2)
-    assert (
-        apart(chat, [*chat.messages, {"role": "user", "content": [{"type": "text", "text": "so?"}]}]) <= CLOSE
-    )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from kamera import ChunkStore, forks
+from kamera import ChunkStore
 from kamera.edits import Directive
 from kamera.errors import SessionConflict
 from kamera.sessions import ChatSession
@@ -23,20 +23,6 @@ def _said(messages: Iterable[dict]) -> list[str]:
 
 def _agrees(chat: ChatSession) -> None:
     assert relative(chat.next_token_logits(), plain_logits(chat.backbone, chat.messages)) <= 1e-4
-
-
-def test_a_turn_goes_on_from_what_another_pool_has_saved(tmp_path):
-    one, two = opened(tmp_path), opened(tmp_path)
-    one.send(HELLO, "s", **GREEDY)
-    one.flush()
-    for pool, text in ((two, "second"), (one, "third"), (two, "fourth")):
-        turn = pool.send(text, "s", **GREEDY)
-        assert turn.session_id == "s" and turn.report.kept > 0
-        pool.flush()
-    for pool in (one, two, opened(tmp_path)):
-        assert _said(pool.session("s").messages) == ["hello", "second", "third", "fourth"]
-        _agrees(pool.session("s"))
-    assert one.list_saved() == ["s"] and one.metrics().unsaved == two.metrics().unsaved == 0
 
 
 def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(tmp_path):
@@ -62,19 +48,6 @@ def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(t
     assert _said(opened(tmp_path).session("s").messages) == ["hello", "from one", "and one?"]
     two.drop("s")  # here and on the disk
     assert two.list_saved() == opened(tmp_path).list_saved() == []
-
-
-def test_of_two_pools_that_open_one_id_at_once_the_first_saved_stays(tmp_path):
-    one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
-    two._saves._thread.submit(gate.wait)
-    two.send([{"role": "user", "content": "two"}], "s", **GREEDY)
-    one.send([{"role": "user", "content": "one"}], "s", **GREEDY)
-    one.flush()
-    gate.set()
-    with pytest.raises(SessionConflict):
-        two.flush()
-    assert _said(opened(tmp_path).session("s").messages) == ["one"]
-    assert _said(two.session("s").messages) == ["two"]
 
 
 def test_of_two_loaded_sessions_the_second_to_save_is_refused(tmp_path):
@@ -121,80 +94,3 @@ def test_every_turn_of_every_thread_on_one_session_stays(threads):
     assert sorted(said) == sorted(f"{i} {turn}" for i in range(threads) for turn in range(2))
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * (2 * threads + 1)
     _agrees(chat)
-
-
-class _Announced(forks.Lock):
-    """Says when somebody waits for a turn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = threading.Semaphore(0)
-
-    def __enter__(self) -> None:
-        self.asked.release()
-        super().__enter__()
-
-
-class _Beside:
-    """A streamer that lets another thread ask the same session, and goes on once that waits."""
-
-    def __init__(self, chat: ChatSession, work) -> None:
-        self.chat, self.error, self.begun = chat, None, False
-
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                self.error = error
-
-        self.thread = threading.Thread(target=run)
-
-    def put(self, value) -> None:
-        if not self.begun:
-            self.begun = True
-            assert self.chat._lock.asked.acquire(timeout=60)  # the answer's own turn
-            self.thread.start()
-            assert self.chat._lock.asked.acquire(timeout=60)
-
-    def end(self) -> None:
-        pass
-
-
-CALLS = {
-    "a whole history": lambda chat, seen: chat.send([*seen, {"role": "user", "content": "lost?"}], **GREEDY),
-    "directives": lambda chat, seen: chat.edit([Directive(0, 1, "x", unit="messages")]),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_a_history_as_it_was_before_another_threads_turn_is_refused(call):
-    chat = session(speaking("headers"))
-    chat.send(HELLO, **GREEDY)
-    chat._lock, seen = _Announced(), chat.messages
-    beside = _Beside(chat, lambda: CALLS[call](chat, seen))
-    chat.send("stays", streamer=beside, **GREEDY)
-    beside.thread.join()
-    assert isinstance(beside.error, SessionConflict) and "another thread" in str(beside.error)
-    assert _said(chat.messages) == ["hello", "stays"]
-    CALLS[call](chat, chat.messages)  # asked again, of what stands now
-
-
-def test_a_streamer_may_not_change_the_session_whose_answer_it_gets():
-    chat = session(speaking("headers"))
-    chat.send(HELLO, **GREEDY)
-    forked = []
-
-    class Streamer:
-        def put(self, value) -> None:
-            with pytest.raises(ValueError, match="fork"):
-                chat.send("within", **GREEDY)
-            if not forked:
-                forked.append(chat.fork())
-                forked[0].send("beside", **GREEDY)
-
-        def end(self) -> None:
-            pass
-
-    chat.send("stays", streamer=Streamer(), **GREEDY)
-    assert _said(chat.messages) == ["hello", "stays"]
-    assert _said(forked[0].messages) == ["hello", "beside"]

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kamera import ChatSession, ChunkStore, SessionPool
+from kamera import ChatSession, ChunkStore
 from kamera.engines import EngineCompletion, EnginePrompt
 from kamera.sessions import call_form
-from kamera.sessions.engine_turns import EngineAnchors
 from tests.sessions.test_tool_calls import FAMILIES, ONE, TOOLS, TWO, Told, backbone, before
 
 ASKED = [{"role": "user", "content": "Read."}]
@@ -64,24 +63,3 @@ def test_a_prompt_is_the_conversation_and_its_account_is_what_the_engine_says():
         assert turn.token_ids == tuple(client.ids)
         asked = [*chat.messages, *ASKED]
     assert chat.usage().now.tokens == 3 * (2 + len(client.ids) - 1)
-
-
-def test_a_pool_knows_a_conversation_again_over_an_engine():
-    client = calling("hermes")[1]
-    pool = SessionPool(backbone("hermes"), ChunkStore.open("memory://"), engine=client)
-    first = pool.send(ASKED, tools=TOOLS, max_new_tokens=len(client.ids))
-    history = [*ASKED, {"role": "assistant", "content": first.content, "tool_calls": list(first.tool_calls)}]
-    rest = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in first.tool_calls]
-    assert pool.send([*history, *rest], tools=TOOLS, max_new_tokens=1).session_id == first.session_id
-    assert first.tool_calls and pool.send(ASKED, tools=TOOLS, max_new_tokens=1).session_id != first.session_id
-
-
-def test_a_branch_over_an_engine_begins_with_a_window_of_its_own(monkeypatch):
-    client, opened = calling("hermes")[1], []
-    chat = ChatSession(backbone("hermes"), ChunkStore.open("memory://"), engine=client)
-    first = chat.send(ASKED, max_new_tokens=1)
-    chat.send("and then?", max_new_tokens=1)
-    made = EngineAnchors.open
-    monkeypatch.setattr(EngineAnchors, "open", lambda self, ids: opened.append(1) or made(self, ids))
-    chat.send("instead?", after=first.turn_id, max_new_tokens=1)
-    assert opened

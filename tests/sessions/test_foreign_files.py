@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kamera import ChunkStore
-from kamera.errors import CorruptChunk, ForeignObject, IncompatibleChunk, KameraError, StoreError
+from kamera.errors import CorruptChunk, ForeignObject, IncompatibleChunk, KameraError
 from kamera.sessions import ChatSession
 from kamera.sessions.document import SESSION, sign_document
 from kamera.window import Saved, former_of
 from tests.content.templates import TALK, screens
 from tests.engines.compare import relative
-from tests.sessions.rig import EXACT, plain_logits, seeing, session, speaking
+from tests.sessions.rig import EXACT, plain_logits, seeing, speaking
 from tests.sessions.test_pool_saving import GREEDY, HELLO, opened
 
 
@@ -55,21 +52,6 @@ def test_the_window_of_another_session_is_prefilled_again(two):
     _agrees(pool.session("a"))
     found = opened(two, seeing()).send(screens(1, 0), **GREEDY)
     assert found.text == opened(two / "none", seeing()).send(screens(1, 0), **GREEDY).text
-
-
-def test_the_folder_of_another_session_is_refused_or_opened_anew(two):
-    there, kept = _folder(two, "a"), _folder(two, "b")
-    shutil.rmtree(there)
-    shutil.copytree(kept, there)
-    pool = opened(two, seeing())
-    assert pool.list_saved() == ["b"]
-    with pytest.raises(CorruptChunk, match="is the session 'b', not 'a'"):
-        pool.send("and now?", "a", **GREEDY)
-    turn = pool.send(screens(1, 0), "a", **GREEDY)
-    assert turn.session_id == "a" and turn.report.vision_encodes == 1
-    _agrees(pool.session("a"))
-    pool.flush()
-    assert opened(two, seeing()).list_saved() == ["a", "b"]
 
 
 def test_the_folder_of_another_tenant_is_refused(tmp_path):
@@ -191,55 +173,3 @@ def test_a_malformed_document_under_a_valid_seal_concerns_its_own_session_only(s
     whole = sign_document(changed, store) if isinstance(changed, dict) else Saved(changed, {})
     SESSION.publish(where.parent, whole)
     assert _answered_beside(root, where, caplog) == _answered_alone(root)
-
-
-def _in_time(work: Callable[[], Any]) -> Any:
-    """The result of ``work``, run on a thread; fails if it waits for ever."""
-    failed: list[BaseException] = []
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for ever"
-    if failed:
-        raise failed[0]
-    return result[0]
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_no_file_in_a_documents_place_concerns_its_own_session_only(saved, kind, caplog, tmp_path):
-    root = shutil.copytree(saved[0], tmp_path / "sessions")
-    where = root / saved[1].relative_to(saved[0])
-    where.rename(tmp_path / "kept")
-    {
-        "pipe": lambda: os.mkfifo(where),
-        "link": lambda: where.symlink_to(tmp_path / "kept"),
-        "folder": lambda: where.mkdir(),
-    }[kind]()
-    assert _in_time(lambda: _answered_beside(root, where, caplog)) == _answered_alone(root)
-
-
-@pytest.mark.parametrize("what", ["session.safetensors", "window", "media"])
-def test_a_pipe_in_any_place_is_refused_at_once(tmp_path, what):
-    path = tmp_path / "s"
-    chat = session(seeing())
-    chat.send(screens(1), **GREEDY)
-    chat.save(path)
-    (where,) = {"session.safetensors": path, "window": path, "media": path / "media"}[what].glob(
-        {"session.safetensors": what, "window": "window-*/window.safetensors", "media": "*.png"}[what]
-    )
-    where.unlink()
-    os.mkfifo(where)
-
-    def load() -> None:
-        with pytest.raises((CorruptChunk, StoreError), match=r"no file|missing"):
-            ChatSession.load(path, seeing(), ChunkStore.open("memory://"))
-
-    _in_time(load)

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from kamera import KameraWindow, forks
+from kamera import forks
 from kamera.window import SealedFile
-from tests.sessions.rig import seeing, speaking
 from tests.sessions.test_pool_saving import GREEDY, HELLO, opened
 
 DEADLINE = 60.0  # seconds; a child that works takes some tenths of one
@@ -75,63 +74,6 @@ def test_a_child_forked_while_a_save_is_pending_does_not_wait_for_it(tmp_path, m
     store = "ForkedStore: this store was opened before process"
     assert said.startswith({"flush": "None", "send": store, "session": "4", "list_saved": "['s']"}[call])
     assert [m["role"] for m in opened(tmp_path).session("s").messages] == ["user", "assistant"] * 2
-
-
-def test_a_save_under_way_holds_up_no_other_thread(tmp_path, monkeypatch):
-    pool = opened(tmp_path)
-    with stopped(monkeypatch, SealedFile, "publish") as writing:
-        pool.send(HELLO, "s", **GREEDY)
-        assert writing.wait(DEADLINE)
-        asked = threading.Thread(target=lambda: pool.session("s").next_token_logits("now?"), daemon=True)
-        asked.start()
-        asked.join(DEADLINE / 2)
-        waits = asked.is_alive()
-    pool.flush()
-    assert not waits
-
-
-def test_a_window_that_another_thread_was_changing_is_refused_in_a_child(monkeypatch):
-    from kamera import ChunkStore
-    from kamera.window import run as module
-
-    backbone = speaking("headers")
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), "be brief")
-    window.append("one text")
-    other = window.fork()
-    with stopped(monkeypatch, module._PlanRun, "run_steps") as reached:
-        thread = threading.Thread(target=window.append, args=("another",))
-        thread.start()
-        assert reached.wait(DEADLINE)
-        said = in_child(lambda: window.next_token_logits("what?").shape)
-        beside = in_child(lambda: other.next_token_logits("what?").shape)
-    thread.join()
-    assert said.startswith("ForkedStore: another thread was using this window when process")
-    assert beside == str(other.next_token_logits("what?").shape)
-
-
-def test_a_session_answering_elsewhere_is_no_obstacle_in_a_child(tmp_path):
-    pool, begun, go = opened(tmp_path, seeing()), threading.Event(), threading.Event()
-    pool.send(HELLO, "s", **GREEDY)
-    pool.flush()
-    chat = pool.session("s")
-
-    class Slow:
-        def put(self, value) -> None:
-            begun.set()
-            assert go.wait(DEADLINE)
-
-        def end(self) -> None:
-            pass
-
-    thread = threading.Thread(target=chat.send, args=("slow",), kwargs={**GREEDY, "streamer": Slow()})
-    thread.start()
-    assert begun.wait(DEADLINE)
-    try:
-        said = in_child(lambda: len(chat.send("in the child", max_new_tokens=1).text) >= 0)
-    finally:
-        go.set()
-        thread.join()
-    assert said == "True" or said.startswith("ForkedStore")
 
 
 @pytest.mark.parametrize("guarded", ["", "this thing"])

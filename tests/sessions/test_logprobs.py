@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.content.templates import TALK
-from tests.sessions.rig import seeing, session, speaking
+from tests.sessions.rig import session, speaking
 
 OPTIONS = {"max_new_tokens": 5}
 
@@ -25,28 +25,6 @@ def test_logprobs_are_those_of_the_models_logits_step_by_step(drawn):
         best = truth.topk(3)
         assert [token for token, _ in one.likeliest] == best.indices.tolist()
         assert [value for _, value in one.likeliest] == pytest.approx(best.values.tolist(), abs=1e-4)
-
-
-def test_the_first_is_of_the_sessions_own_logits_behind_a_picture():
-    from tests.content.templates import screens
-
-    chat = session(seeing())
-    truth = chat.next_token_logits(screens(2)).log_softmax(-1)
-    (one,) = chat.send(screens(2), max_new_tokens=1, do_sample=False, logprobs=0).logprobs
-    assert one.likeliest == () and one.token_id == int(truth.argmax())
-    assert one.logprob == pytest.approx(float(truth.max()), abs=1e-4)
-
-
-def test_an_answer_is_the_same_with_logprobs_and_has_none_unasked():
-    chat = session(speaking("headers"))
-    plain, noted = (chat.fork().send(TALK, seed=5, logprobs=n, **OPTIONS) for n in (None, 2))
-    assert plain.token_ids == noted.token_ids and plain.logprobs is None and len(noted.logprobs) == 5
-
-
-def test_a_plain_models_answer_has_them_too():
-    chat = session(speaking("headers"), uncached=True, max_tokens=8)  # no window holds it
-    turn = chat.send(TALK[:1], do_sample=False, logprobs=1, **OPTIONS)
-    assert turn.report.uncached and [one.likeliest[0][0] for one in turn.logprobs] == list(turn.token_ids)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from kamera import ChunkStore
 from kamera.sessions import CallForm, SessionPool
-from kamera.sessions.owners import Tails, tails_of
+from kamera.sessions.owners import tails_of
 from kamera.trust import at_least, weakest
 from tests.content.templates import picture
 from tests.sessions.rig import FULL, seeing, speaking
@@ -90,19 +90,6 @@ def test_a_thousand_interleavings_leak_nothing():
     assert mine > 200
 
 
-def test_a_client_that_keeps_three_pictures_keeps_one_session_without_an_id():
-    of, history = pool(), [SYSTEM, TASK]
-    for number in range(7):
-        history.append(shot(number))
-        shots = [i for i, m in enumerate(history) if isinstance(m["content"], list)]
-        if len(shots) > 3:
-            del history[shots[0]]
-        turn = of.send(history, max_new_tokens=2, do_sample=False)
-        assert turn.report.prefilled < 60 or number == 0  # the new picture, never the kept ones
-        history.append({"role": "assistant", "content": turn.text})
-    assert len(of) == 1 and of.metrics().by_owner == 4 and not at_least(turn.report.guarantee, "orbit")
-
-
 def test_two_agents_with_equal_answers_are_not_taken_for_each_other():
     of, said = pool(), {"role": "assistant", "content": ""}
     silent = {"max_new_tokens": 1, "forced_eos_token_id": int(seeing().builder.tokenize("<|im_end|>")[-1])}
@@ -145,11 +132,3 @@ def test_calls_in_text_and_apart_are_one_answer(arguments):
     text = 'on <tool_call>{"name": "go", "arguments": {"to": 1}}</tool_call>'
     apart = {"role": "assistant", "content": "on", "tool_calls": [call]}
     assert of((), (), [TASK, {"role": "assistant", "content": text}]) == of((), (), [TASK, apart])
-
-
-def test_a_tail_given_twice_is_nobodys():
-    tails = Tails()
-    names = [min(of((str(i),), (), [{"role": "assistant", "content": "x"}])) for i in range(9)]
-    for name in names:
-        assert tails.give([name]) == {name}
-    assert tails.give([names[0], names[-1]]) == frozenset()

@@ -9,7 +9,7 @@ import pytest
 from kamera import ChunkStore
 from kamera.sessions import SessionPool
 from tests.content.templates import TALK
-from tests.sessions.rig import EXACT, FULL, plain_logits, speaking
+from tests.sessions.rig import EXACT, FULL, speaking
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False}
 APART = 10_000
@@ -67,13 +67,3 @@ def test_threads_get_the_answers_of_sessions_without_it(policy):
     assert failed == []
     assert found == {(turn, word): alone[word] for turn in range(2) for word in words}
     assert one.metrics().failed == 0
-
-
-def test_reuse_is_off_unless_it_is_asked_for():
-    one = pool(min_tokens=APART)
-    name = one.send(TALK, **GREEDY).session_id
-    assert one.session(name).state.admissions == ()
-    on = pool(reuse=True)
-    held = on.session(on.send(TALK, **GREEDY).session_id)
-    wanted = plain_logits(held.backbone, TALK)
-    assert float((held.next_token_logits(TALK) - wanted).norm() / wanted.norm()) < 1e-4

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from kamera.edits import Directive
-from kamera.errors import CorruptChunk, StoreError, UnknownSession
 from kamera.sessions import ChatSession, SessionPool
 from kamera.store import ChunkStore
-from kamera.trust import weakest
 from kamera.window import former_of
-from tests.content.templates import LONG_TALK, TALK, TOOLS, screens
+from tests.content.templates import TALK, screens
 from tests.engines.compare import relative
 from tests.killing import Countdown, die, in_child
-from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
+from tests.sessions.rig import EXACT, plain_logits, seeing, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -116,16 +111,6 @@ def test_a_kill_inside_of_a_save_leaves_a_whole_session(tmp_path, phase):
     assert n > 4
 
 
-def test_a_turn_waits_for_the_save_of_the_one_before(tmp_path):
-    pool = opened(tmp_path)
-    for turn in range(4):
-        pool._saves._thread.submit(time.sleep, 0.3)  # a slow disk
-        pool.send(LONG_TALK[: 2 * turn + 1], "s", **GREEDY)
-        assert pool.metrics().saved >= turn
-    pool.flush()
-    assert pool.metrics().saved == 4 and pool.metrics().unsaved == 0
-
-
 def test_an_evicted_session_comes_back_from_the_disk(tmp_path):
     pool = opened(tmp_path, max_sessions=1)
     for name in ("a", "b"):
@@ -136,32 +121,6 @@ def test_an_evicted_session_comes_back_from_the_disk(tmp_path):
         turn.report.kept > 0 and [m["role"] for m in pool.session("a").messages] == ["user", "assistant"] * 2
     )
     assert pool.metrics().resumed == 1 and len(pool) == 1
-
-
-def test_a_save_during_the_next_turn_holds_the_turn_before(tmp_path):
-    pool, seen, gate = opened(tmp_path, policy=FULL, mode="amortize"), [], threading.Event()
-    pool._saves._thread.submit(gate.wait)
-    pool.send(TALK[:3], "s", **GREEDY)
-    before = pool.session("s")
-
-    class Reader:
-        def put(self, value) -> None:
-            gate.set()
-            pool.flush()
-            seen.append(opened(tmp_path, policy=FULL, mode="amortize").session("s"))
-
-        def end(self) -> None:
-            pass
-
-    pool.send(TALK[1:], "s", streamer=Reader(), **GREEDY)  # edits the window
-    assert seen[0].messages == before.messages != pool.session("s").messages
-    # equal to rounding: the live caches begin elsewhere in memory, and the saved one prefilled the answer
-    assert relative(seen[0].next_token_logits(), before.next_token_logits()) <= 1e-4
-
-
-def _document(folder: Path) -> Path:
-    (found,) = folder.glob("*/session.safetensors")
-    return found
 
 
 def test_a_damaged_window_is_prefilled_again(tmp_path):
@@ -175,88 +134,6 @@ def test_a_damaged_window_is_prefilled_again(tmp_path):
     assert turn.report.kept <= former_of(pool.session("s").window).anchor.length
     assert len(pool.session("s").messages) == 4
     _agrees(pool.session("s"), pool.session("s").messages)
-
-
-def test_a_damaged_history_is_refused_or_sent_anew(tmp_path):
-    pool = opened(tmp_path)
-    pool.send(TALK[:1], "s", **GREEDY)
-    pool.flush()
-    where = _document(tmp_path)
-    where.write_bytes(where.read_bytes().replace(b"assistant", b"assistent", 1))
-    pool = opened(tmp_path)
-    with pytest.raises(CorruptChunk, match="digest"):
-        pool.send("more", "s", **GREEDY)
-    assert len(pool) == 0 and pool.list_saved() == []
-    assert pool.send(TALK[:1], "s", **GREEDY).session_id == "s" and pool.metrics().opened == 1
-    pool.flush()
-    assert pool.list_saved() == ["s"]
-
-
-def test_another_policy_prefills_what_it_would_not_serve(tmp_path):
-    first, edited = opened(tmp_path, policy=FULL, mode="amortize"), [*LONG_TALK[:1], *LONG_TALK[3:]]
-    first.send(LONG_TALK, "s", **GREEDY)
-    first.send(edited, "s", **GREEDY)
-    assert weakest(slot.guarantee for slot in first.session("s").window.slots) in ("survivor", "near")
-    first.flush()
-    pool = opened(tmp_path, mode="amortize")
-    assert pool.send(edited, **GREEDY).session_id != "s" and pool.metrics().tainted == 0
-    assert pool.send("more", "s", **GREEDY).report.guarantee == "exact"
-    _agrees(pool.session("s"), pool.session("s").messages)
-
-
-def test_other_tenants_and_tools_do_not_find_a_saved_session(tmp_path):
-    pool = opened(tmp_path, speaking("thinking"), tenant="ann")
-    pool.send(TALK[:1], "s", tools=TOOLS, **GREEDY)
-    pool.flush()
-    other = opened(tmp_path, speaking("thinking"), tenant="ben")
-    with pytest.raises(UnknownSession):
-        other.send("more", "s", **GREEDY)
-    assert other.list_saved() == [] and other.send(TALK[:1], tools=TOOLS, **GREEDY).session_id != "s"
-    again = opened(tmp_path, speaking("thinking"), tenant="ann")
-    assert again.send(TALK[:1], **GREEDY).session_id != "s"
-    assert again.send(TALK[:1], tools=TOOLS, **GREEDY).session_id == "s"
-
-
-def test_an_edit_of_a_saved_session_keeps_its_tools(tmp_path):
-    backbone = speaking("thinking")
-    pool = opened(tmp_path, backbone)
-    pool.send(TALK[:3], "s", tools=TOOLS, **GREEDY)
-    pool.flush()
-    again = opened(tmp_path, backbone)
-    report = again.edit("s", [Directive(2, 3, "less", unit="messages")])
-    assert report.kept > 0 and again.session("s").manner.tools == TOOLS
-    again.flush()
-    assert opened(tmp_path, backbone).session("s").manner.tools == TOOLS
-
-
-def test_a_dropped_session_leaves_the_disk(tmp_path):
-    pool = opened(tmp_path)
-    pool.send(HELLO, "s", **GREEDY)
-    pool.drop("s")
-    assert pool.list_saved() == [] and opened(tmp_path).list_saved() == [] and list(tmp_path.iterdir()) == []
-    with pytest.raises(UnknownSession):
-        pool.drop("s")
-
-
-def test_a_save_that_fails_is_counted_and_told(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    pool = opened(tmp_path / "file")
-    first = pool.send(HELLO, "s", **GREEDY)
-    assert pool.send("more", first.session_id, **GREEDY).report.kept > 0
-    with pytest.raises((StoreError, OSError)):
-        pool.flush()
-    assert pool.metrics().unsaved == 2 and pool.metrics().saved == 0
-    pool.flush()  # told once
-
-
-def test_a_session_whose_save_cannot_begin_stays_its_conversations(tmp_path):
-    pool = opened(tmp_path)
-    pool._saves._thread.shutdown()
-    with pytest.raises(RuntimeError, match="shutdown"):
-        pool.send(HELLO, "s", **GREEDY)
-    pool._saves._start()
-    turn = pool.send("more", "s", **GREEDY)
-    assert (turn.session_id, pool.metrics().forked, len(pool)) == ("s", 0, 1) and turn.report.kept > 0
 
 
 def test_the_sessions_saved_longest_ago_leave_a_full_disk(tmp_path):

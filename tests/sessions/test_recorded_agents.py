@@ -11,7 +11,6 @@ import pytest
 
 from kamera.content import Conversations
 from kamera.engines.hf import HfEngine
-from kamera.errors import ModalityNotSupported
 from tests.content import templates
 from tests.edits.test_recorded import requests, rule
 from tests.models import processors
@@ -54,14 +53,3 @@ def test_the_session_prompts_with_what_the_agent_keeps(name):
         chat.next_token_logits(shown(full))
         wanted = conversations.render(shown(kept))
         assert chat.prompt_ids.tolist() == wanted.ids.tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "says"), [("omniparser", "'tool_use'"), ("cua-items", "message 1 has the role None")]
-)
-def test_bodies_of_other_apis_are_refused_by_name(name, says):
-    chat = session(backbone(), edit_policy=rule(name))
-    full, _ = requests(name)[4]
-    with pytest.raises((ModalityNotSupported, ValueError), match=says):
-        chat.next_token_logits(full)
-    assert chat.messages == []

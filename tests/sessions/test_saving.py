@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from kamera import ChunkStore, Clip
-from kamera.edits import Directive, name_of, policies
-from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
+from kamera import ChunkStore
+from kamera.edits import Directive
+from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError
 from kamera.sessions import ChatSession
-from kamera.sessions.document import SESSION, sign_document
-from tests.content.templates import AGENT, TALK, TOOLS, picture, screens
+from tests.content.templates import picture, screens
 from tests.engines.compare import relative
 from tests.killing import in_child
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
@@ -59,87 +57,12 @@ def test_a_loaded_session_answers_bit_for_bit_like_the_saved(tmp_path, mode):
     assert torch.equal(again.next_token_logits("next?"), chat.next_token_logits("next?"))
 
 
-def test_tools_clips_and_empty_sessions_are_saved(tmp_path):
-    chat = _saved(tmp_path / "tools", speaking("thinking"), AGENT, tools=TOOLS)
-    again = _loaded(tmp_path / "tools", chat.backbone)
-    assert again.manner.tools == TOOLS and again.messages == chat.messages
-    empty = session(speaking("thinking"))
-    frames = tuple(picture(i) for i in range(2))
-    clip = {"type": "video", "video": Clip(frames, (0, 5), (7.0, 7.5), 10.0, 30, 7.0)}
-    empty.state = type(empty.state)(messages=({"role": "user", "content": [clip]},))
-    empty.save(tmp_path / "clip")
-    (item,) = _loaded(tmp_path / "clip", speaking("thinking")).messages[0]["content"]
-    held = item["video"]
-    assert (held.indices, held.seconds, held.start) == ((0, 5), (7.0, 7.5), 7.0)
-    assert (held.fps, held.total_frames) == (10.0, 30)
-    assert [f.tobytes() for f in held.frames] == [f.tobytes() for f in frames]
-
-
-def test_keys_keep_their_order_for_the_template(tmp_path):
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"z": 1, "a": 2}}}
-    talk = [TALK[0], {"role": "assistant", "content": "", "tool_calls": [call]}, TALK[2]]
-    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
-    chat = _saved(tmp_path / "s", speaking("thinking"), talk, tools=tools)
-    again = _loaded(tmp_path / "s", chat.backbone)
-    assert torch.equal(again.render().ids, chat.render().ids)
-
-
 def test_another_model_or_tenant_is_refused(tmp_path):
     _saved(tmp_path / "s")
     with pytest.raises(IncompatibleChunk, match="fingerprint"):
         _loaded(tmp_path / "s", speaking("headers"))
     with pytest.raises(IncompatibleChunk, match="tenant"):
         _loaded(tmp_path / "s", tenant="other")
-
-
-def keeps_one(messages, turn):
-    return policies.keep_last_images(1)(messages, turn)
-
-
-@dataclasses.dataclass
-class KeepsSome:
-    """A policy by its ``transform``."""
-
-    count: int
-
-    def transform(self, messages, turn):
-        return policies.keep_last_images(self.count)(messages, turn)
-
-
-@pytest.mark.parametrize(
-    ("policy", "given", "others"),
-    [
-        (policies.keep_last_images(1, batch=1), None, [policies.keep_last_images(2), policies.keep_all()]),
-        (policies.clear_tool_results(2, exclude={"b", "a"}), None, [policies.clear_tool_results(2)]),
-        (keeps_one, keeps_one, [None, policies.keep_last_images(1), KeepsSome(1)]),
-        (KeepsSome(1), KeepsSome(1), [None, KeepsSome(2)]),
-        (policies.summarise(1, 2, str), policies.summarise(1, 2, str), [None, policies.summarise(1, 2)]),
-        (None, None, [policies.keep_all()]),
-    ],
-    ids=["ours", "a set", "function", "object", "given code", "none"],
-)
-def test_a_session_is_loaded_under_the_edit_policy_it_had(tmp_path, policy, given, others):
-    _saved(tmp_path / "s", edit_policy=policy)
-    for other in others:
-        with pytest.raises(IncompatibleChunk, match="was saved under edit policy"):
-            _loaded(tmp_path / "s", edit_policy=other)
-    again = _loaded(tmp_path / "s", edit_policy=given)
-    assert (again.edit_policy is None) == (policy is None)
-    again.edit_policy = policies.keep_last_images(2)  # from here on
-    again.save(tmp_path / "s")
-    assert name_of(_loaded(tmp_path / "s").edit_policy) == name_of(policies.keep_last_images(2))
-
-
-def test_what_a_policy_dropped_stays_dropped_when_its_session_goes_on_from_the_disk(tmp_path):
-    chat = _saved(tmp_path / "s", edit_policy=policies.keep_last_images(1))
-    again = _loaded(tmp_path / "s")
-    with chat.backbone.measure() as work:
-        one = chat.send("go on", **GREEDY)
-    with chat.backbone.measure() as loaded_work:
-        other = again.send("go on", **GREEDY)
-    assert other.text == one.text
-    assert loaded_work.tokens <= work.tokens + 16, "its answer's KV was not saved"
-    assert (loaded_work.vision_encodes, other.report.left) == (work.vision_encodes, one.report.left)
 
 
 def test_every_damaged_or_missing_file_is_refused_by_name(tmp_path):
@@ -163,21 +86,6 @@ def test_every_damaged_or_missing_file_is_refused_by_name(tmp_path):
     assert _loaded(path).window is not None
 
 
-def test_another_format_and_other_directories_are_refused(tmp_path):
-    path = tmp_path / "s"
-    chat = _saved(path)
-    body = SESSION.read(path).document
-    SESSION.publish(path, sign_document({**body, "version": 99}, chat.store))
-    with pytest.raises(StoreVersionError, match="session format 99"):
-        _loaded(path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("x")
-    with pytest.raises(StoreError, match=r"notes\.txt"):
-        chat.save(tmp_path / "mine")
-    with pytest.raises(StoreError, match="no saved session"):
-        _loaded(tmp_path / "nowhere")
-
-
 def test_a_save_that_fails_leaves_the_session_saved_before(tmp_path, monkeypatch):
     path = tmp_path / "s"
     chat = _saved(path)
@@ -198,19 +106,3 @@ def test_a_save_that_fails_leaves_the_session_saved_before(tmp_path, monkeypatch
     chat.save(path)
     assert len(_loaded(path).messages) == len(before) + 2
     assert len(list(path.glob("window-*"))) == 1
-
-
-def test_a_message_that_json_cannot_hold_is_refused(tmp_path):
-    chat = _saved(tmp_path / "s", speaking("headers"), TALK[:1])
-    chat.send([{**TALK[0], "when": object()}], **GREEDY)
-    with pytest.raises(ValueError, match="user message cannot be saved"):
-        chat.save(tmp_path / "s")
-    assert _loaded(tmp_path / "s", chat.backbone).messages[0] == TALK[0]
-
-
-def test_a_loaded_session_equals_an_uncached_run(tmp_path):
-    _saved(tmp_path / "s")
-    chat = _loaded(tmp_path / "s")
-    history = chat.messages
-    del history[3:5]
-    assert relative(chat.next_token_logits(history), plain_logits(chat.backbone, history)) <= 1e-4

@@ -37,12 +37,3 @@ def test_scratch_is_attended_and_leaves_no_trace(mode):
     for mine, theirs in zip(shown_spans(one)[1:], shown_spans(two)[1:], strict=True):
         for a, b in zip(mine.kv, theirs.kv, strict=True):
             assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_scratch_of_an_answer_that_fails_leaves_nothing():
-    chat = session(seeing())
-    chat.send(screens(1), **GREEDY)
-    before, slots = chat.messages, chat.window.slots
-    with pytest.raises(ValueError):
-        chat.send("now?", scratch=NOTE, max_new_tokens=0)
-    assert chat.messages == before and chat.window.slots == slots

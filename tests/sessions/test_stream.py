@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.sessions import CallForm, Stream
-from kamera.sessions.sampling import Seeded
+from kamera.sessions import Stream
 from tests.content.templates import TALK
-from tests.sessions.rig import seeing, session, speaking
+from tests.sessions.rig import session, speaking
 
 PROMPT = 3
 
@@ -66,52 +65,6 @@ def test_tokens_that_come_together_tell_the_same(text, steps):
     assert "".join(followed(text, steps).pieces) == text
 
 
-def test_a_piece_is_told_as_soon_as_its_characters_are_whole():
-    stream = followed("a🦊b", [1])
-    assert len(stream.ids) == 6 and [p for p in stream.pieces if p] == ["a", "🦊", "b"]
-
-
-def test_bytes_that_never_make_a_character_are_told_at_the_end():
-    backbone, stream = speaking("headers"), Told()
-    ids = torch.cat([backbone.builder.tokenize("a"), backbone.builder.tokenize("🦊")[:2]])
-    stream.begin(backbone)
-    stream(ids[None], None)
-    assert "".join(stream.pieces) == "a"
-    text = stream.finish(backbone.builder.detokenize(ids))
-    assert "".join(stream.pieces) == text and text.startswith("a�")
-
-
-def test_what_is_withheld_is_not_told():
-    stream = Told(calls=CallForm())
-    stream.begin(speaking("headers"))
-    ids = speaking("headers").builder.tokenize("look <b> <tool_call>x")
-    for end in range(1, len(ids) + 1):
-        stream(ids[None, :end], None)
-    assert stream.finish("look <b> <tool_call>x") == "look <b> <tool_call>x"
-    assert "".join(stream.pieces) == "look <b>" and stream.told == len("look <b>")
-
-
-class Timed(Told):
-    """Times its pieces under a name of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.started = []
-
-    def tell(self, text):
-        self.started.append(len(text))
-        super().tell(text)
-
-
-def test_a_stream_follows_one_answer_alone():
-    chat, stream = session(speaking("headers")), Timed()
-    turn = chat.send(TALK[:1], max_new_tokens=3, do_sample=False, stream=stream)
-    assert "".join(stream.pieces) == turn.text and stream.steps == 3 and stream.seconds is not None
-    with pytest.raises(ValueError, match="a stream of its own"):
-        chat.send(TALK[:1], max_new_tokens=3, do_sample=False, stream=stream)
-    assert len(chat.messages) == 2
-
-
 @pytest.mark.parametrize("style", ["headers", "thinking"])
 def test_a_turn_tells_its_tokens_and_why_it_ended(style):
     chat = session(speaking(style))
@@ -133,13 +86,6 @@ def test_a_stop_string_ends_the_answer_before_it_and_the_history_too():
     assert len(turn.token_ids) < len(whole.token_ids) and chat.messages[-1]["content"] == turn.text
 
 
-def test_an_answer_that_ends_by_itself_says_so():
-    chat = session(seeing())
-    closing = chat.backbone.builder.tokenize("<|im_end|>")
-    turn = chat.send(TALK[:1], max_new_tokens=3, do_sample=False, forced_eos_token_id=int(closing[-1]))
-    assert turn.finish_reason == "stop" and turn.token_ids[-1] == int(closing[-1])
-
-
 def test_equal_seeds_give_equal_answers_whatever_is_drawn_elsewhere():
     chat = session(speaking("headers"))
     options = {"max_new_tokens": 12, "temperature": 2.0}
@@ -149,29 +95,6 @@ def test_equal_seeds_give_equal_answers_whatever_is_drawn_elsewhere():
     assert chat.fork().send(TALK, seed=6, **options).text != one
 
 
-def test_a_seed_draws_from_the_distribution_asked_for():
-    scores = torch.tensor([[0.5, 2.0, 1.0, -3.0]])
-    draws = Seeded(3, temperature=0.7)
-    found = torch.stack([draws(scores, scores).argmax(-1) for _ in range(4000)]).flatten()
-    shares = torch.bincount(found, minlength=4) / 4000
-    assert torch.allclose(shares, (scores[0] / 0.7).softmax(-1), atol=0.03)
-    nucleus = Seeded(3, top_p=0.5)
-    assert {int(nucleus(scores, scores).argmax()) for _ in range(50)} == {1}
-    two = Seeded(3, top_k=2)
-    assert {int(two(scores, scores).argmax()) for _ in range(200)} == {1, 2}
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"seed": "x"}, "seed='x'"), ({"seed": 2**70}, "64 bits"), ({"seed": 1, "temperature": 0}, "do_sample")],
-)
-def test_a_seed_that_is_none_is_refused_before_anything_runs(options, says):
-    chat = session(speaking("headers"))
-    with pytest.raises(ValueError, match=says):
-        chat.send(TALK, max_new_tokens=2, **options)
-    assert chat.messages == []
-
-
 def plain(backbone, **options) -> tuple[int, ...]:
     """New tokens of the model's own generate behind `TALK`."""
     made = backbone.processor.apply_chat_template(
@@ -179,36 +102,6 @@ def plain(backbone, **options) -> tuple[int, ...]:
     )
     out = backbone.model.generate(**made, **options)
     return tuple(out[0, made["input_ids"].shape[1] :].tolist())
-
-
-@pytest.mark.parametrize("uncached", [False, True])
-@pytest.mark.parametrize("ends", [False, True])
-def test_an_answer_of_beams_has_its_tokens_and_says_why_it_ended(uncached, ends):
-    backbone = speaking("headers")
-    options = {"max_new_tokens": 9, "num_beams": 3, "do_sample": False}
-    if ends:  # the shortest answer is the best
-        first = plain(backbone, min_new_tokens=9, **options)[0]
-        options |= {"length_penalty": -9.0, "eos_token_id": [first, backbone.processor.eos_token_id]}
-    else:
-        options |= {"min_new_tokens": 9}
-    want = plain(backbone, **options)
-    assert (len(want) < 9) == ends
-    chat, stream = session(backbone, uncached=uncached, max_tokens=8 if uncached else None), Told()
-    turn = chat.send(TALK, stream=stream, **options)
-    assert bool(turn.report.uncached) == uncached
-    assert turn.token_ids == want and turn.usage.completion_tokens == len(want)
-    assert turn.finish_reason == ("stop" if ends else "length")
-    assert "".join(stream.pieces) == turn.text == backbone.builder.detokenize(torch.tensor(want))
-
-
-def test_a_stop_string_cuts_an_answer_of_beams():
-    backbone = speaking("headers")
-    options = {"max_new_tokens": 9, "num_beams": 3, "do_sample": False}
-    whole = session(backbone).send(TALK, **options)
-    stop = next(letter for letter in whole.text if letter.isascii())
-    turn = session(backbone).send(TALK, stream=Told([stop]), **options)
-    assert (turn.text, turn.finish_reason) == (whole.text.partition(stop)[0], "stop")
-    assert whole.token_ids[: len(turn.token_ids)] == turn.token_ids != whole.token_ids
 
 
 def test_an_answer_ends_at_any_of_the_models_own_last_tokens():

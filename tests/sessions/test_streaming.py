@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.content.templates import TALK, screens
+from tests.content.templates import screens
 from tests.engines.compare import relative
-from tests.sessions.rig import plain_logits, seeing, session, speaking
+from tests.sessions.rig import plain_logits, seeing, session
 
 
 class Reader:
@@ -31,21 +31,6 @@ class Reader:
     @property
     def text(self) -> str:
         return self.tokenizer.decode(self.ids, skip_special_tokens=True)
-
-
-def test_what_is_streamed_is_the_answer():
-    chat = session(seeing())
-    reader = Reader(chat.backbone.processor.tokenizer)
-    turn = chat.send(screens(1), max_new_tokens=4, do_sample=False, streamer=reader)
-    assert reader.ended and reader.text == turn.text and 0 < len(reader.ids) <= 4
-
-
-def test_an_answer_ends_at_a_stop_string():
-    chat = session(speaking("headers"))
-    whole = chat.fork().send(TALK[:1], max_new_tokens=8, do_sample=False).text
-    stop = whole[2]
-    ended = chat.send(TALK[:1], max_new_tokens=8, do_sample=False, stop_strings=[stop]).text
-    assert whole.startswith(ended) and ended.endswith(stop) and len(ended) < len(whole)
 
 
 @pytest.mark.parametrize("scratch", [(), ({"role": "user", "content": "think"},)])

@@ -15,7 +15,7 @@ from kamera.engines.hf import HfEngine
 from kamera.sessions import Stream, call_form
 from tests.content import templates
 from tests.models import tiny
-from tests.sessions.rig import plain_logits, session
+from tests.sessions.rig import session
 
 TOOLS = [
     {
@@ -208,36 +208,3 @@ def test_what_is_no_whole_call_stays_text(name):
 )
 def test_what_only_looks_like_a_call_stays_text(name, text):
     assert call_form(backbone(name)).parse(text) == (text, ())
-
-
-def test_values_without_quotes_take_the_kind_of_their_schema():
-    kinds = {"n": "integer", "f": "number", "b": "boolean", "o": "object", "s": "string", "l": "array"}
-    properties = {name: {"type": kind} for name, kind in kinds.items()}
-    tool = {"type": "function", "function": {"name": "read", "parameters": {"properties": properties}}}
-    values = {"n": "7", "f": "0.5", "b": "True", "o": '{"a": [1]}', "s": "7", "l": "none", "x": "1"}
-    ((call,)) = call_form(backbone("coder")).parse(tagged(values), [tool])[1]
-    assert json.loads(call["function"]["arguments"]) == {
-        "n": 7,
-        "f": 0.5,
-        "b": True,
-        "o": {"a": [1]},
-        "s": "7",
-        "l": "none",
-        "x": "1",
-    }
-
-
-@pytest.mark.parametrize("name", ["hermes", "deepseek"])
-@pytest.mark.parametrize("arguments", [ONE, json.dumps(ONE)], ids=["object", "text"])
-def test_arguments_of_a_history_come_in_either_form(name, arguments):
-    """Hermes' template writes an object alone, DeepSeek's a text alone."""
-    model = backbone(name)
-    calls = [{"id": "call_1", "type": "function", "function": {"name": "read", "arguments": arguments}}]
-    asked = [{"role": "user", "content": "Read."}, {"role": "assistant", "content": "", "tool_calls": calls}]
-    chat = session(model, tools=TOOLS)
-    logits = chat.next_token_logits([*asked, {"role": "user", "content": "so?"}])
-    assert json.dumps(ONE) in model.processor.decode(chat.prompt_ids)
-    taken = ONE if name == "hermes" else json.dumps(ONE)
-    calls[0]["function"]["arguments"] = taken
-    truth = plain_logits(model, [*asked, {"role": "user", "content": "so?"}], TOOLS)
-    assert torch.allclose(logits, truth, rtol=1e-4, atol=1e-4)

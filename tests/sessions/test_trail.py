@@ -11,7 +11,6 @@ from kamera import ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.content import Conversations
 from kamera.engines.hf import HfEngine
 from kamera.sessions import ChatSession
-from kamera.sessions.trail import Stretch, Trail
 from lab.price.counting import named, shared, watching
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
@@ -172,36 +171,3 @@ def test_an_edited_turn_answers_as_a_session_that_saw_its_history_alone(backbone
     for *_, history, turn in walked(backbone, frames, 1, 12, ReusePolicy.exact(), name):
         alone = ChatSession(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
         assert alone.send(history, **OPTIONS).token_ids == turn.token_ids
-
-
-def test_an_edit_that_is_taken_back_runs_its_question_alone(backbone, frames):
-    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
-    content = [{"type": "image", "image": frames[0]}, {"type": "text", "text": "?"}]
-    whole = [
-        {"role": "user", "content": content},
-        {"role": "assistant", "content": "yes"},
-        {"role": "user", "content": "value of tag 3?"},
-    ]
-    turn = session.send(whole, **OPTIONS)
-    session.send(whole[2:], **OPTIONS)
-    session.flush()
-    with watching(backbone) as ran:
-        again = session.send(whole, **OPTIONS)
-    assert again.token_ids == turn.token_ids
-    assert sum(ran.spans[:-3]) == len(session.state.question) and ran.encodes == 0
-
-
-def test_what_was_edited_away_takes_a_bounded_number_of_bytes(backbone, frames):
-    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
-    stretches = []
-    for text in ("one", "two", "three"):
-        session.send([{"role": "user", "content": text}], **OPTIONS)
-        stretches.append(Stretch(session.state.layout, session.window))
-    trail = Trail(limit=100)
-    for stretch in stretches:
-        trail.keep(stretch, 40)
-    assert trail.nbytes == 80
-    first, *others = (trail.best(stretch.layout.prompt, but=Stretch())[0] for stretch in stretches)
-    assert others == stretches[1:] and first in others
-    trail.keep(stretches[0], 101)
-    assert trail.nbytes == 0

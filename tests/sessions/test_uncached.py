@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera.engines.hf import HfEngine
-from kamera.errors import NotSegmentable, UnsafeText, WindowFull
+from kamera.errors import UnsafeText, WindowFull
 from tests.content.templates import LONG_TALK, TALK, screens
 from tests.engines.compare import relative
-from tests.models import families, processors
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False}
@@ -50,28 +48,6 @@ def test_uncached_the_plain_model_answers_and_says_so(messages, error):
     assert relative(chat.next_token_logits(messages), plain_logits(chat.backbone, messages)) <= 1e-4
 
 
-class _Counting(processors.PictureProcessor):
-    """Writes the number of all pictures before each."""
-
-    def replace_image_token(self, image_inputs, image_idx, **kwargs):
-        count = len(image_inputs["image_grid_thw"])
-        return f"{count}: " + super().replace_image_token(image_inputs, image_idx, **kwargs)
-
-
-def test_media_that_make_other_tokens_together_go_uncached():
-    made = processors.picture_processor()
-    processor = _Counting(made.image_processor, made.tokenizer, chat_template=made.chat_template)
-    backbone = HfEngine(seeing().model, processor)
-    chat, strict = session(backbone, uncached=True), session(backbone)
-    assert strict.send(screens(1), **GREEDY).report.uncached is None
-    with pytest.raises(NotSegmentable):
-        strict.send(screens(2), **GREEDY)
-    report = chat.send(screens(2), **GREEDY).report
-    assert report.uncached.startswith("NotSegmentable") and report.vision_encodes >= 1
-    wanted = families.plain_logits(backbone.model, families.whole_prompt(processor, screens(2)))
-    assert relative(chat.next_token_logits(screens(2)), wanted) <= 1e-4
-
-
 class _Gone(Exception):
     pass
 
@@ -110,31 +86,3 @@ def test_a_client_that_stops_leaves_the_session_as_it_was(mode, how):
     other.send(screens(2), **GREEDY)
     wanted = other.next_token_logits("and now?")
     assert torch.equal(chat.next_token_logits("and now?"), wanted)
-
-
-def test_a_fork_goes_its_own_way():
-    chat = session(seeing())
-    chat.send(screens(2), **GREEDY)
-    before, slots = chat.messages, chat.window.slots
-    branch = chat.fork()
-    report = branch.send("left", **GREEDY).report
-    assert report.vision_encodes == 0 and report.kept > sum(s.length for s in slots) // 2
-    assert chat.messages == before and chat.window.slots == slots
-    chat.send("right", **GREEDY)
-    for one, word in ((branch, "left"), (chat, "right")):
-        assert one.messages[-2]["content"] == word
-        wanted = plain_logits(one.backbone, one.messages)
-        assert relative(one.next_token_logits(one.messages), wanted) <= 1e-4
-
-
-def test_neighbouring_new_texts_are_one_forward():
-    chat = session(speaking("thinking"))
-    chat.send("hello", **GREEDY)
-    talk = [{"role": r, "content": f"{i} words"} for i, r in enumerate(["user", "assistant", "user"])]
-    report = chat.send(talk, append=True, **GREEDY).report
-    assert report.forwards == 1 and report.kept > 0
-
-
-def test_a_turn_of_several_answers_is_refused():
-    with pytest.raises(ValueError, match="one answer"):
-        session(speaking("plain")).send("hi", num_return_sequences=2, do_sample=True)

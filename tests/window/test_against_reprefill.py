@@ -16,7 +16,6 @@ from kamera.window import former_of, sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import samples
 from tests.window.rig import (
-    FULL_RANK,
     GREEDY,
     QUESTION,
     Prefilled,
@@ -280,18 +279,3 @@ def test_a_full_rank_patch_from_the_store_restores_the_reprefill(family):
     for i in range(3):
         assert distance(window, i, plain) <= ROUNDING
     assert_answers_as_reprefilled(window, chunks, plain)
-
-
-def test_a_patch_cut_to_rank_one_is_patched_and_not_exact():
-    backbone, chunks = rig("qwen2_5_vl")
-    policy = ReusePolicy(rank=1, forms="always")
-    store = former_of(make(backbone, None, *chunks, policy=policy)).store
-    window = make(backbone, store, *chunks, policy=policy)
-    assert guarantees(window) == ["exact", "patched", "patched", "patched"]
-    assert [s.rank for s in window.slots] == [None, 1, 1, 1]
-    assert distance(window, 1, Prefilled(backbone, chunks)) > 1e-2
-
-
-def test_the_rank_of_the_reference_is_full():
-    _, chunks = rig("llava")
-    assert max(c.num_tokens for c in chunks) <= FULL_RANK

@@ -10,7 +10,6 @@ from kamera import ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownSlot, WindowFull
 from kamera.window import Arrange, former_of
 from tests.engines.compare import relative
-from tests.models import samples
 from tests.window.rig import QUESTION, Prefilled, make, rig
 
 EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
@@ -55,43 +54,6 @@ def test_any_arrangement_equals_a_reprefill(data):
     assert {s.guarantee for s in window.slots} == {"exact"}
 
 
-def test_a_kept_chunk_says_what_it_lacks():
-    backbone, (a, b, c, d) = rig("qwen2_5_vl")
-    window = make(backbone, None, a, b, c)
-    slots = window.slots
-    report = window.run(Arrange([slots[0], slots[2]], on_leave="keep"))
-    assert report.forwards == 0 and [s.guarantee for s in window.slots] == ["exact", "survivor"]
-    window.insert(1, d, on_leave="keep")
-    assert [s.guarantee for s in window.slots][::2] == ["exact", "near"]
-
-
-def test_exact_prefills_behind_what_was_less():
-    backbone, (a, b, c, d) = rig("qwen2_5_vl")
-    window = make(backbone, None, a, b, c)
-    window.slide()
-    window.run(Arrange([*window.slots, d], on_leave="exact"))
-    assert {s.guarantee for s in window.slots} == {"exact"}
-    assert apart(window, [b, c, d]) <= CLOSE
-
-
-def test_a_window_of_exact_chunks_keeps_no_survivor():
-    backbone, (a, b, c, _) = rig("qwen2_5_vl")
-    window = make(backbone, None, a, b, c, policy=EXACT)
-    window.run(Arrange(window.slots[1:], on_leave="keep"))
-    assert [s.guarantee for s in window.slots] == ["exact", "exact"]
-    assert apart(window, [b, c]) <= CLOSE
-
-
-def test_a_removed_chunk_is_archived_and_can_be_recalled():
-    backbone, (a, b, c, _) = rig("qwen2_5_vl")
-    window = make(backbone)
-    window.append(a)
-    window.append(b, archive="later")
-    report = window.run(Arrange([window.slots[0], c]))
-    assert [s.chunk_id for s in report.evicted] == [b.id]
-    assert window.recall(b.id).vision_encodes == 0
-
-
 @pytest.mark.parametrize("wrong", ["twice", "stranger", "index", "rule", "room"])
 def test_a_wrong_arrangement_changes_nothing(wrong):
     backbone, (a, b, c, d) = rig("qwen2_5_vl")
@@ -113,11 +75,3 @@ def test_a_wrong_arrangement_changes_nothing(wrong):
         call()
     assert window.slots == slots
     assert relative(window.next_token_logits(QUESTION), before) == 0.0
-
-
-def test_a_new_chunk_is_encoded_once_and_prefilled_once():
-    backbone, (a, b, c, _) = rig("qwen2_5_vl")
-    window = make(backbone, None, a, b, policy=EXACT)
-    report = window.insert(2, c)
-    assert (report.vision_encodes, report.forwards, report.tokens_recomputed) == (1, 1, c.num_tokens)
-    assert samples.sample("qwen2_5_vl").input_ids.shape[0] == c.num_tokens

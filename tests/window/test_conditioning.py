@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import ReusePolicy
-from kamera.errors import PolicyRefused
 from kamera.ops import relocate_kv, uniform_offset
 from kamera.window import former_of, sequence_of
 from tests.engines.compare import worst
 from tests.window.rig import (
-    GREEDY,
-    QUESTION,
     Prefilled,
     Snapshot,
-    addresses,
     distance,
     guarantees,
     live,
     make,
     rig,
     rope_index,
-    same_bits,
     shares,
     watching,
 )
@@ -55,36 +49,6 @@ def test_a_clean_view_is_the_canonical_at_the_slots_place():
     assert worst(live(window, 1), relocate_kv(canonical.kv, backbone.layout, offset)) <= 1e-6
 
 
-def test_conditioning_survives_a_slide_in_between():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks)
-    other = window.fork()
-    window.condition(2, False)
-    for w in (window, other):
-        w.slide()
-    assert [s.conditioned for s in window.slots] == [True, False, True]
-    assert guarantees(window) == ["survivor", "blind", "survivor"]
-    window.condition(1, True)
-    assert Snapshot.of(other).matches(window)
-
-
-@pytest.mark.parametrize("move", ["reorder", "slide", "evict"])
-def test_a_clean_view_stays_clean_when_the_window_is_rearranged(move):
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks)
-    slot = window.slots[2]
-    window.condition(slot, False)
-    {
-        "reorder": lambda: window.reorder([3, 1, 0, 2]),
-        "slide": lambda: window.slide(),
-        "evict": lambda: window.evict(1),
-    }[move]()
-    found = next(s for s in window.slots if s.number == slot.number)
-    assert (found.conditioned, found.guarantee) == (False, "blind")
-    window.condition(found, True)
-    assert next(s for s in window.slots if s.number == slot.number).guarantee != "blind"
-
-
 def test_a_prefill_behind_a_clean_view_is_no_better_than_it():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks[:2])
@@ -96,31 +60,6 @@ def test_a_prefill_behind_a_clean_view_is_no_better_than_it():
     window.condition(1, True)
     assert guarantees(window) == ["exact", "exact", "blind"]
     assert distance(window, 2, Prefilled(backbone, chunks[:3])) > 1e-3
-
-
-def test_under_exact_nothing_arrives_behind_a_clean_view():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks[:2], policy=ReusePolicy(minimum="exact"))
-    window.condition(1, False)
-    before = Snapshot.of(window)
-    with pytest.raises(PolicyRefused, match=r"blind.*condition\(slot, True\)"):
-        window.append(chunks[2])
-    assert before.matches(window)
-    window.condition(1, True)
-    window.append(chunks[2])
-    assert guarantees(window) == ["exact"] * 3
-
-
-def test_conditioning_a_chunk_that_was_not_archived_archives_it():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, chunks[0])
-    window.append(chunks[1], archive="later")
-    before = Snapshot.of(window)
-    report = window.condition(1, False)
-    assert (report.forwards, report.vision_encodes) == (1, 0)
-    assert former_of(window).store.contexts_of(chunks[1].id)
-    assert window.condition(1, True).forwards == 0
-    assert before.matches(window)
 
 
 # -- forks -----------------------------------------------------------------------------------------
@@ -157,33 +96,3 @@ def test_what_one_branch_does_never_shows_in_the_other(operation, changed):
     OPERATIONS[operation](moving, chunks)
     assert not before.matches(moving)
     assert before.matches(resting)
-
-
-def test_asking_a_fork_leaves_everything_shared():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks)
-    branches = [window.fork() for _ in range(8)]
-    answers = [w.generate(QUESTION, **GREEDY, max_new_tokens=3).tolist() for w in (window, *branches)]
-    assert all(a == answers[0] for a in answers)
-    assert all(shares(window, branch, i) for branch in branches for i in range(4))
-
-
-def test_a_fork_that_changes_one_chunk_writes_in_the_room_all_share():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks)
-    room, before = addresses(window, 0), live(window, 1)
-    branch = window.fork()
-    branch.condition(1, False)
-    assert addresses(branch, 0) == room
-    assert not same_bits(live(branch, 1), before)
-    assert same_bits(live(window, 1), before)
-    assert addresses(window, 0) == room
-
-
-def test_a_fork_of_a_fork_in_its_old_order_is_the_same_window():
-    backbone, chunks = rig("llava")
-    window = make(backbone, None, *chunks)
-    branch = window.fork().fork()
-    branch.reorder([1, 0, 2, 3])
-    branch.reorder([1, 0, 2, 3])
-    assert [s.number for s in branch.slots] == [s.number for s in window.slots]

@@ -84,16 +84,6 @@ def test_an_exact_slide_runs_one_forward_for_all_survivors():
     assert (report.forwards, report.tokens_recomputed, report.vision_encodes) == (1, seen.tokens, 0)
 
 
-def test_an_exact_slide_that_stores_every_patch_runs_one_forward_per_survivor():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks, policy=ReusePolicy(minimum="exact", forms="always"))
-    with watching(backbone) as seen:
-        report = window.slide()
-    # the new leading chunk has its canonical
-    assert seen.spans == [slot.length for slot in window.slots[1:]] and seen.encodes == 0
-    assert (report.forwards, report.vision_encodes) == (2, 0)
-
-
 def test_bytes_are_counted_where_they_are_written():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks[:3])
@@ -149,72 +139,3 @@ def test_questions_run_one_forward_over_the_question_alone():
 
 
 # -- archive="later" -------------------------------------------------------------------------------
-
-
-def test_archiving_later_waits_until_the_chunk_leaves():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, chunks[0])
-    for chunk in chunks[1:3]:
-        with watching(backbone) as seen:
-            report = window.append(chunk, archive="later")
-        assert (seen.forwards, seen.encodes) == (1, 1)
-        assert report.forwards == 1
-        assert not former_of(window).store.contexts_of(chunk.id)
-    with watching(backbone) as seen:
-        report = window.evict(2)
-    assert (seen.forwards, seen.encodes, report.forwards) == (1, 0, 1)
-    assert former_of(window).store.contexts_of(chunks[2].id)
-    assert not former_of(window).store.contexts_of(chunks[1].id)
-    with watching(backbone) as seen:
-        window.recall(chunks[2].id)  # behind the same two: the patch was harvested
-    assert (seen.forwards, seen.encodes) == (0, 0)
-    assert guarantees(window) == ["exact", "exact", "patched"]
-    with watching(backbone) as seen:
-        window.slide(2)
-    assert (seen.forwards, seen.encodes) == (1, 0)
-    assert former_of(window).store.contexts_of(chunks[1].id)
-
-
-def test_a_window_that_slides_by_itself_archives_what_leaves():
-    backbone, chunks = rig("llava")
-    window = make(backbone, max_tokens=4 + 2 * chunks[0].num_tokens)
-    for chunk in chunks[:3]:
-        window.append(chunk, archive="later")
-    assert [s.chunk_id for s in window.slots] == [c.id for c in chunks[1:3]]
-    assert former_of(window).store.contexts_of(chunks[0].id)
-    assert not former_of(window).store.contexts_of(chunks[2].id)
-
-
-def test_archiving_on_eviction_harvests_the_same_objects():
-    backbone, chunks = rig("kimi_k25")
-    now, later = make(backbone), make(backbone)
-    for chunk in chunks:
-        now.append(chunk)
-        later.append(chunk, archive="later")
-    later.slide(len(later))
-    now.flush()
-    later.flush()
-    assert {i.key for i in former_of(now).store.ls()} == {i.key for i in former_of(later).store.ls()}
-    for info in former_of(now).store.ls("exact"):
-        a, b = (
-            s.get_patch(info.context, info.chunk_id, info.antecedents)
-            for s in (former_of(now).store, former_of(later).store)
-        )
-        assert a.patch.rank == b.patch.rank and a.formed == b.formed == "exact"
-
-
-def test_an_append_of_what_is_new_lists_once(monkeypatch):
-    """It may have been kept behind another system prompt."""
-    backbone, (first, picture, _, text) = rig("qwen2_5_vl")
-    window = make(backbone, None, first, policy=ReusePolicy(tolerance=None))
-    store, asked = former_of(window).store, list[str]()
-    listed = store.ls
-
-    def listing(*args, **options):
-        asked.append(options["chunk_id"])
-        return listed(*args, **options)
-
-    monkeypatch.setattr(store, "ls", listing)
-    window.append(picture)
-    window.append(text)
-    assert asked == [picture.id, text.id]

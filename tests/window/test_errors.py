@@ -19,18 +19,15 @@ from kamera.errors import (
     UnknownSlot,
     WindowFull,
 )
-from kamera.window import former_of, keep_orbit, sequence_of
+from kamera.window import former_of, keep_orbit
 from tests.models import samples, tiny
 from tests.window.rig import (
     QUESTION,
-    SYSTEM,
     Prefilled,
     Snapshot,
     breaking,
     distance,
-    guarantees,
     inventory,
-    is_a_reprefill,
     make,
     over,
     rig,
@@ -110,39 +107,6 @@ def test_a_wrong_policy_is_refused_when_it_is_made(case):
         ReusePolicy(**options)
 
 
-def test_a_window_that_is_too_small_is_never_made(window):
-    with pytest.raises(WindowFull, match=r"max_tokens=4.*4 tokens"):
-        KameraWindow(*over(window), SYSTEM, max_tokens=4)
-
-
-def test_a_slot_that_left_is_refused_with_its_chunk(window):
-    branch = window.fork()
-    slot = branch.slots[1]
-    branch.evict(slot)
-    for call in (
-        lambda: branch.evict(slot),
-        lambda: branch.condition(slot, False),
-        lambda: branch.is_load_bearing(slot, QUESTION),
-        lambda: keep_orbit(branch, slot),
-    ):
-        assert_refused(branch, UnknownSlot, f"{slot.number}.*{slot.chunk_id[:12]}.*recall", call)
-    branch.recall(slot.chunk_id)  # the same chunk, another slot
-    assert_refused(branch, UnknownSlot, "has left", lambda: branch.evict(slot))
-
-
-def test_a_chunk_of_another_backbone_is_refused(window, other):
-    chunk = samples.chunk(other, samples.sample(FAMILY, 20))
-    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{former_of(window).backbone.fingerprint[:12]}"
-    assert_refused(window, IncompatibleChunk, message, lambda: window.append(chunk))
-
-
-def test_a_chunk_of_another_backbone_is_refused_by_name(window, other):
-    chunk = samples.chunk(other, samples.sample(FAMILY, 21))
-    make(other, former_of(window).store, chunk)
-    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{former_of(window).backbone.fingerprint[:12]}"
-    assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
-
-
 def test_a_chunk_that_another_backbone_archived_is_refused(window, other):
     chunk = samples.chunk(other, samples.sample(FAMILY, 22))
     make(other, former_of(window).store, chunk)
@@ -164,25 +128,6 @@ def test_a_chunk_larger_than_the_window_evicts_nothing(window):
     assert seen.forwards == 2  # the two looks of the test itself
     make(*over(window), big)
     assert_refused(window, WindowFull, message, lambda: window.recall(big.id))
-
-
-def test_a_chunk_as_large_as_the_window_evicts_everything_else(window):
-    branch = window.fork()
-    report = branch.append(former_of(branch).backbone.chunk_from_tensors(samples.text_ids(56)))
-    assert len(branch) == 1 and len(sequence_of(branch).input_ids) == 60
-    assert [s.number for s in report.evicted] == [s.number for s in window.slots]
-
-
-def test_a_window_slides_by_itself_by_as_many_as_it_takes():
-    backbone, chunks = rig(FAMILY)
-    window = make(backbone, None, *chunks[:3], max_tokens=4 + 36)
-    numbers = [s.number for s in window.slots]
-    report = window.append(chunks[3])
-    assert [s.number for s in report.evicted] == numbers[:1]
-    assert report.slot == window.slots[-1]
-    report = window.append(backbone.chunk_from_tensors(samples.text_ids(20, 5)))
-    assert [s.number for s in report.evicted] == numbers[1:3]
-    assert len(sequence_of(window).input_ids) <= 40
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -250,25 +195,6 @@ def test_a_damaged_canonical_is_never_recalled(tmp_path):
     with pytest.raises(CorruptChunk, match=r"\.safetensors"):
         window.recall(chunks[3].id)
     assert before.matches(window)
-
-
-def test_a_damaged_canonical_is_made_again_from_content_at_hand(tmp_path):
-    backbone, chunks = rig(FAMILY)
-    store = ChunkStore.open(tmp_path / "store")
-    window = make(backbone, store, *chunks[:2])
-    damage(store, "canonical", chunks[1].id)
-    again = make(backbone, store, chunks[0])
-    with watching(backbone) as seen:
-        again.append(chunks[1])
-    assert seen.encodes == 0  # its encoding is another object, and sound
-    assert guarantees(again) == ["exact", "exact"]
-    assert is_a_reprefill(again, chunks)
-    damage(store, "canonical", chunks[1].id)
-    before = Snapshot.of(window)
-    assert window.condition(1, False).forwards == 1  # the chunk is in the window: no pixels needed
-    window.condition(1, True)
-    assert before.matches(window)
-    assert store.contexts_of(chunks[1].id)
 
 
 def test_a_damaged_patch_costs_a_forward_and_a_note(tmp_path):

@@ -9,7 +9,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
-from kamera.errors import WindowFull
 from kamera.window import former_of, next_token_logits_of, sequence_of
 from tests.engines.compare import relative
 from tests.models import samples, tiny
@@ -100,21 +99,6 @@ def test_drafted_tokens_change_no_answer(exact, case, draws):
     assert torch.equal(window.generate(question, **options, **drafts), want)
 
 
-def test_drafts_that_are_right_save_forwards():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks[:2], policy=EXACT)
-    with watching(backbone) as seen:
-        said = window.generate(QUESTION, max_new_tokens=13, min_new_tokens=13, **GREEDY)
-    assert seen.forwards == 13
-    branch = window.fork()
-    branch.append(backbone.chunk_from_tensors(torch.cat([QUESTION, said])))
-    options = {"max_new_tokens": 12, "prompt_lookup_num_tokens": 4, "repetition_penalty": 0.2, **GREEDY}
-    with watching(backbone) as seen:
-        again = branch.generate(QUESTION, **options)
-    assert len(again) == 12
-    assert seen.forwards <= 8
-
-
 def test_a_streamer_receives_the_tokens_as_they_come(exact):
     window, plain = exact
 
@@ -134,20 +118,6 @@ def test_a_streamer_receives_the_tokens_as_they_come(exact):
     assert ours.ended
     assert torch.equal(torch.cat(ours.seen), torch.cat(theirs.seen))
     assert torch.equal(torch.cat(ours.seen[1:]), answer)
-
-
-def test_generate_encodes_nothing(exact):
-    window, _ = exact
-    with watching(former_of(window).backbone) as seen:
-        window.generate(QUESTION, max_new_tokens=4, min_new_tokens=4, **GREEDY)
-    assert (seen.encodes, seen.tokens) == (0, len(QUESTION) + 3)
-
-
-def test_the_same_question_twice_has_the_same_answer(exact):
-    window, _ = exact
-    first = window.generate(QUESTION, max_new_tokens=5, **GREEDY)
-    window.generate([30, 31, 32], max_new_tokens=5, num_beams=2, **GREEDY)
-    assert torch.equal(window.generate(QUESTION, max_new_tokens=5, **GREEDY), first)
 
 
 def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
@@ -173,23 +143,6 @@ def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
 def rig_chunks(window):
     family = next(f for f in FAMILIES if rig(f)[0] is former_of(window).backbone)
     return rig(family)[1]
-
-
-def test_an_exchange_too_long_to_keep_changes_nothing():
-    backbone, chunks = rig("llava")
-    window = make(backbone, None, chunks[3], max_tokens=4 + 6)
-    before = Snapshot.of(window)
-    with pytest.raises(WindowFull, match=r"7 tokens.*room for 6"):
-        window.generate(QUESTION, keep=True, max_new_tokens=3, min_new_tokens=3, **GREEDY)
-    assert before.matches(window)
-
-
-def test_a_window_of_nothing_but_its_anchor_answers():
-    backbone, _ = rig("qwen2_5_vl")
-    window = make(backbone)
-    plain = Prefilled(backbone, [])
-    got = window.generate(QUESTION, max_new_tokens=4, **GREEDY)
-    assert torch.equal(got, plain.generate(max_new_tokens=4, **GREEDY)[0])
 
 
 def test_a_window_without_an_anchor_answers():
@@ -289,26 +242,6 @@ def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
     with torch.no_grad():
         logits = backbone.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
     assert torch.allclose(window.next_token_logits(again), logits, rtol=1e-4, atol=1e-4)
-
-
-def test_several_answers_in_text_are_a_list(spoken):
-    backbone, _ = spoken
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), system="you watch a desk .")
-    window.append("the cup is red .")
-    answers = window.generate("where", max_new_tokens=3, num_beams=3, num_return_sequences=3, **GREEDY)
-    assert len(answers) == 3 and all(isinstance(a, str) for a in answers)
-
-
-def test_a_kept_answer_has_its_stop_token_once(spoken):
-    backbone, _ = spoken
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), system="you watch a desk .")
-    window.append("the cup is red .")
-    length = len(sequence_of(window).input_ids)
-    # a bias makes the turn end at once: </t> is token 2
-    window.generate("where", keep=True, max_new_tokens=3, sequence_bias={(2,): 1e4}, **GREEDY)
-    tail = sequence_of(window).input_ids[length:].tolist()
-    asked = window._asker().question_ids("where").tolist()
-    assert tail == [*asked, 2, 5]  # … </t> <|user|>
 
 
 def test_questions_of_several_lengths_share_a_forward_and_have_the_logits_of_each():

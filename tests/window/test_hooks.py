@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
 from typing import Any
 
@@ -14,9 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.engines.hf import HfEngine
-from kamera.engines.hf.hooks import foreign_hooks, hook_tables, unobserved
 from kamera.errors import IncompatibleChunk
 from tests.models import processors, samples, tiny
 from tests.window.rig import QUESTION, make
@@ -66,32 +63,6 @@ def test_a_hook_that_counts_serves_and_shares_its_store(when, tmp_path):
             handle.remove()
     assert seen.total() > 0
     assert {info.context.fingerprint for info in store.ls("canonical")} == {plain.fingerprint}
-
-
-def test_what_runs_no_forward_shows_none_to_a_hook_that_was_just_registered():
-    backbone = HfEngine(tiny.build(FAMILY))
-    window = make(backbone, None, *pictures(backbone, 3))
-    window.flush()
-    seen, _ = counting(backbone.model)
-    window.slide(1)
-    window.flush()
-    assert not seen
-
-
-def test_what_hooks_see_is_on_the_account():
-    """The forward that tries hooks is work like any other; the one without them is none."""
-    backbone = HfEngine(tiny.build(FAMILY))
-    window = make(backbone, None, *pictures(backbone))
-    window.flush()
-    before, seen = window.usage(), Counter()
-    backbone.decoder.register_forward_pre_hook(lambda *_: seen.update(["decoder"]))
-    backbone.towers[0].register_forward_pre_hook(lambda *_: seen.update(["tower"]))
-    window.append(samples.chunk(backbone, samples.sample(FAMILY, 7)))
-    window.flush()
-    spent = [part for part in window.usage()]
-    assert sum(part.forwards for part in spent) - sum(part.forwards for part in before) == seen["decoder"]
-    encodes = sum(part.vision_encodes for part in spent) - sum(part.vision_encodes for part in before)
-    assert encodes == seen["tower"] == 1
 
 
 # -- hooks that steer ------------------------------------------------------------------------------
@@ -195,50 +166,3 @@ def test_a_named_variant_is_shared_between_processes(tmp_path):
 
 
 # -- how they are tried ----------------------------------------------------------------------------
-
-
-def test_forwards_of_other_threads_run_the_hooks_that_one_leaves_out():
-    module = torch.nn.Linear(2, 2)
-    steer(module)
-    plain = module.weight @ torch.ones(2) + module.bias
-    said = {}
-    with unobserved(foreign_hooks(hook_tables([module]))):
-        said["here"] = module(torch.ones(2))
-        there = threading.Thread(target=lambda: said.update(there=module(torch.ones(2))))
-        there.start()
-        there.join()
-    torch.testing.assert_close(said["here"], plain)
-    torch.testing.assert_close(said["there"], 2 * plain)
-    torch.testing.assert_close(module(torch.ones(2)), 2 * plain)
-
-
-def test_a_copied_model_is_another_backbones():
-    """Kamera's own hooks do not follow a copy."""
-    one = HfEngine(tiny.build(FAMILY))
-    other = HfEngine(copy.deepcopy(one.model))
-    with one.measure() as work:
-        other.prefill(
-            [other.encode(other.chunk_from_tensors(torch.arange(1, 9)))], [torch.arange(8).expand(3, 8)]
-        )
-    assert other.fingerprint == one.fingerprint and work.forwards == 0
-
-
-def test_a_hook_that_fails_fails_as_in_any_forward():
-    backbone = HfEngine(tiny.build(FAMILY))
-    window = make(backbone, None, *pictures(backbone))
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("says the test")
-
-    failing = backbone.decoder.layers[0].register_forward_pre_hook(fail)
-    with failing, pytest.raises(RuntimeError, match="says"):
-        window.next_token_logits(QUESTION)
-    assert torch.isfinite(window.next_token_logits(QUESTION)).all()
-
-
-def test_a_window_of_text_alone_serves_under_any_counter():
-    backbone = Backbone(tiny.build("deepseek_v3"))
-    window = KameraWindow(backbone, ChunkStore.open("memory://"))
-    counting(backbone.model)
-    window.append(backbone.chunk_from_tensors(torch.arange(5, 15)))
-    assert window.next_token_logits(torch.tensor([3, 4])).shape[-1] == tiny.VOCABULARY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.store import StoreAdmin, patch_key
+from kamera.store import StoreAdmin
 from kamera.window import former_of
 from tests.engines.compare import worst
 from tests.models import samples
@@ -55,19 +55,6 @@ def test_a_patch_serves_a_window_of_the_same_survivors(pieces):
     assert (seen.forwards, guarantees(window)) == (0, ["survivor", "patched"])
 
 
-def test_both_lineages_keep_their_patches(pieces):
-    backbone, a, b, c, _, x = pieces
-    store = ChunkStore.open("memory://")
-    for first in (a, x):
-        slid(backbone, store, first, b).append(c)
-    for first in (a, x):
-        with watching(backbone) as seen:
-            window = slid(backbone, store, first, b)
-            window.append(c)
-        assert seen.forwards == 0
-    assert len({info.key for info in patches_of(window, c)}) == 2
-
-
 def test_a_survivor_of_a_survivor_is_told_apart(pieces):
     """``c`` was never behind ``a`` itself: it knows of it through ``b``."""
     backbone, a, b, c, d, x = pieces
@@ -84,31 +71,6 @@ def test_a_survivor_of_a_survivor_is_told_apart(pieces):
     assert seen.forwards == 1
 
 
-def test_a_patch_behind_survivors_is_never_near(pieces):
-    backbone, a, b, c, _, x = pieces
-    policy = ReusePolicy(minimum="near", max_divergence=0.5, rank=FULL_RANK, forms="always")
-    for before, others in ((make, (b,)), (slid, (x, b))):
-        store = former_of(slid(backbone, None, a, b)).store
-        slid(backbone, store, a, b).append(c)
-        window = before(backbone, store, *others, policy=policy)
-        with watching(backbone) as seen:
-            report = window.append(c)
-        assert (seen.forwards, report.slot.guarantee == "near") == (1, False)
-
-
-def test_a_patch_behind_real_antecedents_serves_survivors(pieces):
-    """It is closer to the re-prefill of what stands there than what the survivors would give."""
-    backbone, a, b, c, _, _ = pieces
-    store = former_of(slid(backbone, None, a, b)).store
-    make(backbone, store, b, c)
-    window = slid(backbone, store, a, b)
-    with watching(backbone) as seen:
-        window.append(c)
-    assert (seen.forwards, guarantees(window)) == (0, ["survivor", "patched"])
-    slid(backbone, store, a, b, policy=ReusePolicy(rank=FULL_RANK, forms="always")).append(c)
-    assert len(patches_of(window, c)) == 1  # nothing worse is kept beside it
-
-
 def test_the_lineage_comes_back_with_a_saved_window(pieces, tmp_path):
     backbone, a, b, c, _, x = pieces
     store = ChunkStore.open("memory://")
@@ -121,21 +83,6 @@ def test_the_lineage_comes_back_with_a_saved_window(pieces, tmp_path):
         assert seen.forwards == forwards
 
 
-def test_an_ordinary_key_says_chunk_ids_and_nothing_else(pieces):
-    backbone, a, b, c, _, _ = pieces
-    window = make(backbone, None, a, b, c)
-    (info,) = patches_of(window, c)
-    assert info.antecedents == (a.id, b.id)
-    assert info.key == patch_key(info.context, c.id, [a.id, b.id], "exact")
-
-
-def test_a_slot_names_the_chunks_it_absorbed(pieces):
-    backbone, a, b, c, _, _ = pieces
-    window = slid(backbone, None, a, b)
-    window.append(c)
-    assert [slot.antecedents for slot in window.slots] == [(a.id,), (b.id,)]
-
-
 @pytest.mark.parametrize("which", ["what left", "the survivor"])
 def test_forgetting_takes_what_survivors_passed_on(pieces, which):
     backbone, a, b, c, _, _ = pieces
@@ -144,14 +91,3 @@ def test_forgetting_takes_what_survivors_passed_on(pieces, which):
     assert len(patches_of(window, c)) == 1
     StoreAdmin(former_of(window).store).forget(a.id if which == "what left" else b.id)
     assert patches_of(window, c) == []
-
-
-def test_a_copy_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
-    """It would carry what it absorbed of a chunk that was not chosen."""
-    backbone, a, b, c, _, _ = pieces
-    window = slid(backbone, None, a, b)
-    window.append(c)
-    window.flush()
-    other = ChunkStore.open("memory://")
-    StoreAdmin(former_of(window).store).copy(other, [b.id, c.id])
-    assert {i.kind for i in other.ls()} == {"canonical", "encoding", "anchor"}

@@ -11,7 +11,7 @@ from PIL import Image
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
-from kamera.errors import IncompatibleChunk, UnknownChunk
+from kamera.errors import UnknownChunk
 from kamera.window import former_of, search
 from tests.models import processors, samples, tiny
 from tests.window.rig import Snapshot, inventory, make, pictures, watching
@@ -94,13 +94,6 @@ def test_recall_like_a_picture_equals_recall_by_id(watched):
     assert torch.equal(by_look.next_token_logits("What?"), by_id.next_token_logits("What?"))
 
 
-def test_what_is_in_the_window_is_not_recalled_again(watched):
-    window, seen = watched
-    assert search(window, painted(4))[0].chunk_id == seen[4]
-    report = window.recall(like=painted(4), min_score=-1.0)
-    assert report.slot.chunk_id in seen[:3] and report.vision_encodes == 0
-
-
 def test_search_ranks_every_archived_picture_and_changes_nothing(watched):
     window, seen = watched
     before = Snapshot.of(window)
@@ -132,27 +125,6 @@ def test_refusals_say_why_and_leave_the_window_as_it_was(watched, ask, error, me
     with pytest.raises(error, match=message):
         ask(window)
     assert before.matches(window) and inventory(former_of(window).store) == held
-
-
-def test_an_empty_store_has_nothing_to_recall(backbone):
-    window = KameraWindow(backbone, ChunkStore.open("memory://"))
-    with pytest.raises(UnknownChunk, match="append the picture"):
-        window.recall(like=painted(0))
-    assert len(window) == 0
-
-
-def test_pictures_archived_behind_another_prompt_are_not_found(backbone, watched):
-    window, _ = watched
-    other = KameraWindow(backbone, former_of(window).store, "You are a robot.")
-    with pytest.raises(UnknownChunk):
-        other.recall(like=painted(1))
-
-
-def test_a_chunk_of_another_backbone_is_refused(watched):
-    window, _ = watched
-    foreign = HfEngine(processors.matching_model(seed=5), processors.picture_processor()).chunk(painted(9))
-    with pytest.raises(IncompatibleChunk):
-        window.recall(like=foreign)
 
 
 def test_a_patch_behind_a_similar_chunk_is_near_within_a_limit(backbone):

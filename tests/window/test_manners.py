@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gc
-import typing
 
 import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow
-from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot
+from kamera.errors import InvalidPermutation
 from kamera.patches import later_of
-from kamera.window import Report, SlotReport, Trace, WindowMemory, former_of, keep_orbit, read_trace
+from kamera.window import Trace, WindowMemory, former_of, read_trace
 from tests.models import samples
-from tests.window.rig import QUESTION, Snapshot, guarantees, make, over, rig, watching
+from tests.window.rig import QUESTION, Snapshot, make, over, rig, watching
 from tests.window.test_errors import assert_refused
 
 FAMILY = "qwen2_5_vl"
@@ -23,11 +22,6 @@ FAMILY = "qwen2_5_vl"
 def window():
     backbone, chunks = rig(FAMILY)
     return make(backbone, None, *chunks, max_tokens=60)
-
-
-@pytest.fixture(scope="module")
-def empty(window):
-    return make(*over(window))
 
 
 # -- a sequence of slots ---------------------------------------------------------------------------
@@ -42,36 +36,6 @@ def test_a_window_is_indexed_as_a_list_of_its_slots(window):
     for index in (4, -5):
         with pytest.raises(IndexError, match=f"slot {index} of a window of 4"):
             window[index]
-
-
-def test_a_chunk_or_a_slot_is_in_a_window_or_not(window):
-    _, chunks = rig(FAMILY)
-    branch = window.fork()
-    gone = branch.slide().slot
-    assert gone in window and gone not in branch
-    assert gone.chunk_id in window and gone.chunk_id not in branch
-    assert chunks[1] in branch and chunks[0] not in branch
-    assert "" not in window and None not in window and 0 not in window
-    branch.recall(gone)
-    assert gone.chunk_id in branch and gone not in branch  # the same chunk, another slot
-
-
-def test_an_empty_window_is_false_as_any_container(window, empty):
-    assert window and not empty
-    assert len(empty) == 0 and list(empty) == []
-
-
-@pytest.mark.parametrize("name", ["system", "policy", "store", "slots", "max_tokens", "anchor", "colour"])
-def test_attributes_cannot_be_set(window, name):
-    with pytest.raises(AttributeError, match=f"'{name}' cannot be set: make a new KameraWindow"):
-        setattr(window, name, None)
-    assert not hasattr(window, "colour")
-
-
-def test_the_context_says_what_chunks_are_stored_under(window):
-    info = former_of(window).store.info(former_of(window).context, window[0].chunk_id)
-    assert info.tokens == window[0].length
-    assert former_of(window).context.fingerprint == former_of(window).backbone.fingerprint
 
 
 # -- recall ----------------------------------------------------------------------------------------
@@ -99,20 +63,6 @@ def test_recall_of_a_chunk_in_view_moves_nothing_and_says_so(window, tmp_path):
     assert [event.first_placement for event in read_trace(tmp_path / "trace")] == [
         4
     ]  # nothing came to a place
-
-
-def test_recall_moves_a_chunk_in_view_if_asked(window):
-    branch, other = window.fork(), window.fork()
-    slot = branch[1]
-    window.fork().recall(slot, move=True)  # forms the patch that both are served
-    report = branch.recall(slot, move=True)
-    other.evict(1)
-    other.recall(slot.chunk_id)
-    assert Snapshot.of(other).matches(branch, numbers=False)
-    assert report.slot == branch[-1] and report.slot.chunk_id == slot.chunk_id
-    assert report.evicted == (slot,) and report.notes == ()
-    assert guarantees(branch)[1:3] == ["survivor", "survivor"]
-    assert branch.recall(branch[-1], move=True).evicted == ()  # it is there already
 
 
 # -- errors in one line ----------------------------------------------------------------------------
@@ -147,30 +97,6 @@ def test_a_wrong_argument_is_named_in_one_line(window, case):
     assert "\n" not in assert_refused(window, error, message, lambda: call(window))
 
 
-def test_any_sequence_of_whole_numbers_is_a_permutation(window):
-    import numpy as np
-
-    for order in (np.array([1, 0, 2, 3]), torch.tensor([1, 0, 2, 3]), (i for i in (1, 0, 2, 3))):
-        branch = window.fork()
-        branch.reorder(order)
-        assert [s.chunk_id for s in branch][:2] == [window[1].chunk_id, window[0].chunk_id]
-
-
-EMPTY = {
-    "slide": (ValueError, lambda w: w.slide()),
-    "evict": (UnknownSlot, lambda w: w.evict(0)),
-    "condition": (UnknownSlot, lambda w: w.condition(0, False)),
-    "recall": (UnknownChunk, lambda w: w.recall("ab12")),
-}
-
-
-@pytest.mark.parametrize("case", EMPTY)
-def test_an_empty_window_says_that_it_is_empty(empty, case):
-    error, call = EMPTY[case]
-    message = "ab12" if case == "recall" else "the window is empty"
-    assert "\n" not in assert_refused(empty, error, message, lambda: call(empty))
-
-
 def test_what_is_no_store_or_backbone_is_refused_by_name(window, tmp_path):
     for make_one in (
         lambda: KameraWindow(former_of(window).backbone, str(tmp_path)),
@@ -184,43 +110,6 @@ def test_what_is_no_store_or_backbone_is_refused_by_name(window, tmp_path):
 
 
 # -- reports and pages -----------------------------------------------------------------------------
-
-
-def test_whatever_concerns_a_chunk_reports_its_slot(window):
-    branch = window.fork()
-    for report in (
-        branch.condition(0, False),
-        branch.condition(0, True),
-        branch.evict(2),
-        branch.recall(window[2]),
-        branch.append(former_of(branch).backbone.chunk_from_tensors([31, 32])),
-        branch.slide(),
-        keep_orbit(branch, 2, samples=1),
-    ):
-        assert isinstance(report, SlotReport) and report.slot.length
-    report = branch.reorder([1, 0, 2, 3])
-    assert type(report) is Report and report.slot is None
-
-
-def test_types_say_that_there_is_a_slot():
-    for name in ("append", "recall", "slide", "evict", "condition"):
-        assert typing.get_type_hints(getattr(KameraWindow, name))["return"] is SlotReport
-    assert typing.get_type_hints(SlotReport)["slot"].__name__ == "Slot"
-
-
-def test_generate_says_what_it_returns():
-    if not hasattr(typing, "get_overloads"):
-        pytest.skip("overloads are recorded from Python 3.11 on")
-    returns = [typing.get_type_hints(o)["return"] for o in typing.get_overloads(KameraWindow.generate)]
-    assert returns[0] is str and typing.Any not in returns and len(returns) == 4
-
-
-def test_reprs_are_short_and_in_one_line(window):
-    branch = window.fork()
-    for report in (branch.slide(2), branch.reorder([1, 0]), branch.evict(0)):
-        text = repr(report)
-        assert len(text) < 200 and "\n" not in text and report.operation in text
-    assert repr(window) == "KameraWindow(4 chunks, 45 of 60 tokens, exact)"
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -273,13 +162,3 @@ def test_what_forks_share_is_counted_once(window):
     assert held[2].own > 0
     every = sum(blocks(window, first, second).values())
     assert sum(m.own for m in held) + held[0].shared == every
-
-
-def test_a_fork_that_is_gone_shares_nothing():
-    backbone, chunks = rig(FAMILY)
-    window = make(backbone, None, *chunks)
-    branch = window.fork()
-    assert window.memory().shared == window.memory().total
-    del branch
-    gc.collect()
-    assert window.memory().shared == 0

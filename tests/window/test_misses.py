@@ -10,7 +10,6 @@ import torch
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import IncompatibleChunk
-from kamera.store import Context, why_missed
 from tests.models import processors, tiny
 
 EXACT = ReusePolicy.exact()
@@ -63,21 +62,6 @@ def test_another_system_prompt_is_named_and_the_same_one_hits(caplog):
     assert caplog.text.count("another system prompt") == 1
 
 
-def test_a_chunk_that_was_never_seen_has_no_note():
-    store, made = ChunkStore.open("memory://"), backbone()
-    filled(store, made)
-    window = KameraWindow(made, store, "You watch another camera.", policy=EXACT)
-    assert window.append("a blue car leaves").notes == ()
-
-
-def test_the_nearest_of_several_contexts_is_named(tmp_path):
-    store = ChunkStore.open(tmp_path / "store")
-    for made, system in ((backbone(), "One."), (backbone(), SYSTEM), (backbone(seed=1), "Two.")):
-        filled(store, made, system)
-    (note,) = notes(store, backbone(torch.bfloat16))
-    assert note.endswith("stored for dtype float32, this backbone is bfloat16")
-
-
 def test_a_recall_by_id_says_what_differs(tmp_path):
     store, made = ChunkStore.open(tmp_path / "store"), backbone()
     filled(store, made)
@@ -85,11 +69,3 @@ def test_a_recall_by_id_says_what_differs(tmp_path):
     window = KameraWindow(backbone(torch.bfloat16), store, SYSTEM, policy=EXACT)
     with pytest.raises(IncompatibleChunk, match=r"\(stored for dtype float32, this backbone is bfloat16\)"):
         window.recall(chunk.id)
-
-
-def test_origins_that_are_no_text_of_ours_name_another_model():
-    own = Context("a" * 64, "b", origin='{"dtype": "float32"}')
-    for origin in ("", "{", "[]", "1", '{"dtype": "float32"}'):
-        assert why_missed(own, Context("c" * 64, "b", origin=origin)) == "another model"
-    assert why_missed(own, own) == ""
-    assert why_missed(own, Context("a" * 64, "b", kv="int8")) == "stored as int8, this store keeps as-is"

@@ -65,14 +65,6 @@ WRONG = {
 }
 
 
-def test_a_window_takes_no_seed_which_sessions_take():
-    backbone = speaking("headers")
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=EXACT)
-    with pytest.raises(ValueError, match=r"seed=7 is no option of an answer: use torch\.manual_seed"):
-        window.generate("Does it?", seed=7)
-    session(backbone).send(TALK, seed=7, max_new_tokens=1, do_sample=True)
-
-
 @pytest.mark.parametrize("wrong", WRONG)
 def test_an_option_that_is_none_is_refused_before_anything_runs(wrong):
     options, says = WRONG[wrong]
@@ -100,19 +92,6 @@ def test_an_option_that_is_none_is_refused_before_anything_runs(wrong):
     assert window.slots == before
     assert chat.messages == held
     assert len(pool) == 0
-
-
-def test_options_of_transformers_are_taken():
-    backbone = speaking("headers")
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=EXACT)
-    window.append("It rains.")
-    said = window.generate("Does it?", max_new_tokens=6, do_sample=False)
-    assert window.generate("Does it?", max_new_tokens=6, do_sample=False, stop_strings=["\x00never"]) == said
-    some = window.generate("Does it?", max_new_tokens=2, do_sample=True, temperature=0.7, top_p=0.9, top_k=5)
-    assert isinstance(some, str)
-    assert len(window.generate("Does it?", max_new_tokens=2, num_beams=2, num_return_sequences=2)) == 2
-    config = backbone.model.generation_config
-    assert window.generate("Does it?", generation_config=config, max_new_tokens=6, do_sample=False) == said
 
 
 def test_an_answer_ends_at_a_stop_string():

@@ -10,7 +10,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
 from kamera.ops import budget, kv_bytes
 from kamera.testbed.world import World
-from kamera.window import former_of, keep_orbit
+from kamera.window import former_of
 
 SHARE = 0.03
 POLICY = ReusePolicy(patch_bytes=SHARE, forms="always")
@@ -83,29 +83,3 @@ def test_a_smaller_patch_than_asked_misses_and_a_larger_serves(backbone, episode
         again = window_of(backbone, episode, store, replace(POLICY, patch_bytes=share), order=(0, 1))
         assert again.append(chunk).forwards == 0
     assert patch_of_last(again)[0].info["asked_share"] == SHARE  # and no shorter one takes its
-
-
-def test_without_patch_bytes_the_rank_alone_decides(backbone, episode):
-    store = ChunkStore.open("memory://")
-    window = window_of(backbone, episode, store, ReusePolicy(rank=3, patch_bytes=None, forms="always"))
-    record, _ = patch_of_last(window)
-    assert {f.rank for layer in record.patch.layers for f in layer.values()} == {3}
-    assert record.info["asked_share"] is None
-    # a patch that bytes have cut is not what such a policy asks for
-    other = ChunkStore.open("memory://")
-    window_of(backbone, episode, other, replace(POLICY, rank=3, patch_bytes=0.005))
-    window = window_of(
-        backbone, episode, other, ReusePolicy(rank=3, patch_bytes=None, forms="always"), order=(0, 1)
-    )
-    assert window.append(backbone.chunk(episode.frames[2].content)).forwards > 0
-
-
-def test_an_orbit_patch_keeps_to_the_bytes_too(backbone, episode):
-    store = ChunkStore.open("memory://")
-    window = window_of(backbone, episode, store, replace(POLICY, minimum="orbit"))
-    keep_orbit(window, 2)
-    info = next(i for i in store.ls("orbit"))
-    record = store.get_patch(info.context, info.chunk_id, info.antecedents, "orbit")
-    canonical = store.get_canonical(info.context, info.chunk_id)
-    assert 0 < record.patch.nbytes <= SHARE * kv_bytes(canonical.kv)
-    assert record.info["asked_share"] == SHARE

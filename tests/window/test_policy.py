@@ -9,26 +9,20 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
-from kamera.patches.near import divergence
-from kamera.patches.orbit import balanced_orderings, ordering_count, orderings
-from kamera.store import StoreAdmin, keys
-from kamera.trust import GUARANTEES, at_least, prefilled_behind, weakest
+from kamera.store import StoreAdmin
+from kamera.trust import weakest
 from kamera.window import former_of, keep_orbit
 from tests.engines.compare import worst
 from tests.window.rig import (
     FULL_RANK,
-    QUESTION,
     Prefilled,
     Snapshot,
-    chunks_of,
     distance,
     guarantees,
-    inventory,
     live,
     make,
     rig,
     rope_index,
-    same_bits,
     watching,
 )
 
@@ -90,13 +84,6 @@ def test_minimum_and_on_miss_decide_what_a_recall_does(pieces, minimum, on_miss)
     assert weakest(slot.guarantee for slot in again.slots) == served
 
 
-def test_a_stored_patch_is_preferred_even_if_blind_suffices(pieces):
-    backbone, (a, b, *_) = pieces
-    store = former_of(make(backbone, None, a, b)).store
-    window = make(backbone, store, a, b, policy=ReusePolicy(minimum="blind", forms="always"))
-    assert guarantees(window) == ["exact", "patched"]
-
-
 def test_a_patch_of_lower_rank_than_the_policys_is_a_miss(pieces):
     backbone, (a, b, *_) = pieces
     store = former_of(make(backbone, None, a, b, policy=ReusePolicy(rank=2, forms="always"))).store
@@ -112,12 +99,6 @@ def test_a_patch_of_lower_rank_than_the_policys_is_a_miss(pieces):
     assert make(backbone, store, a, policy=ReusePolicy(rank=2, forms="always")).append(b).forwards == 0
     (info,) = store.ls("exact")
     assert info.rank == 4  # and no shallower one takes its
-
-
-def test_a_patch_that_holds_all_a_chunk_has_satisfies_every_rank(pieces):
-    backbone, (a, b, *_) = pieces
-    store = former_of(make(backbone, None, a, b, policy=ReusePolicy(rank=b.num_tokens, forms="always"))).store
-    assert make(backbone, store, a, policy=ReusePolicy(rank=500, forms="always")).append(b).forwards == 0
 
 
 # -- whose patch -----------------------------------------------------------------------------------
@@ -170,27 +151,6 @@ def test_near_serves_the_nearest_within_reach_and_says_so(pieces):
     assert (seen.forwards, guarantees(window)) == (1, ["exact", "patched", "patched"])
 
 
-def test_the_same_set_in_another_order_is_near_at_no_distance(pieces):
-    backbone, (a, b, c, _) = pieces
-    store = former_of(make(backbone, None, a, b, c)).store
-    policy = ReusePolicy(minimum="near", max_divergence=0.0, forms="always")
-    window = make(backbone, store, b, policy=policy)
-    window.append(a)
-    window.recall(c.id)
-    assert guarantees(window)[2] == "near"
-    assert window.slots[2].antecedents == (a.id, b.id)
-    assert distance(window, 2, Prefilled(backbone, [b, a, c])) > 1e-3
-
-
-def test_without_a_distance_the_policy_serves_nothing_near(pieces):
-    backbone, (a, b, c, _) = pieces
-    for minimum in ("patched", "orbit", "survivor", "near", "blind"):
-        store = former_of(make(backbone, None, a, b, c)).store
-        window = make(backbone, store, b, policy=ReusePolicy(minimum=minimum, forms="always"))
-        window.recall(c.id)
-        assert guarantees(window)[1] == ("blind" if minimum == "blind" else "exact")
-
-
 def test_a_minimum_above_near_serves_nothing_near(pieces):
     backbone, (a, b, c, _) = pieces
     store = former_of(make(backbone, None, a, b, c)).store
@@ -199,48 +159,6 @@ def test_a_minimum_above_near_serves_nothing_near(pieces):
     )
     window.recall(c.id)
     assert guarantees(window)[1] == "exact"
-
-
-def test_a_patch_behind_survivors_needs_survivors(pieces):
-    backbone, (a, b, c, _) = pieces
-    window = make(backbone, None, a, b)
-    window.slide()
-    window.append(c)  # behind the survivor b, which still knows a
-    assert guarantees(window) == ["survivor", "patched"]
-    (info,) = [i for i in former_of(window).store.ls("exact") if i.chunk_id == c.id]
-    assert (keys.chunks_of(info.antecedents), info.formed) == ((b.id,), "survivor")
-    clean = make(backbone, former_of(window).store, b)
-    with watching(backbone) as seen:
-        clean.recall(c.id)
-    assert (seen.forwards, guarantees(clean)) == (1, ["exact", "exact"])
-    assert distance(clean, 1, Prefilled(backbone, [b, c])) <= 1e-4
-    (info,) = [
-        i for i in former_of(window).store.ls("exact") if i.chunk_id == c.id and i.antecedents == (b.id,)
-    ]
-    assert info.formed == "exact"  # and it has a patch of its own
-
-
-def test_a_patch_behind_survivors_is_served_behind_survivors(pieces):
-    backbone, (a, b, c, _) = pieces
-    window = make(backbone, None, a, b)
-    window.slide()
-    branch = window.fork()
-    window.append(c)
-    with watching(backbone) as seen:
-        branch.recall(c.id)
-    assert (seen.forwards, guarantees(branch)) == (0, ["survivor", "patched"])
-    assert worst(live(branch, 1), live(window, 1)) <= 1e-4
-
-
-def test_a_patch_behind_survivors_never_replaces_a_better_one(pieces):
-    backbone, (a, b, c, _) = pieces
-    store = former_of(make(backbone, None, b, c)).store
-    window = make(backbone, store, a, b)
-    window.slide()
-    StoreAdmin(store).delete(next(i.key for i in store.ls("canonical") if i.chunk_id == c.id))
-    window.append(c)  # new to the store: a forward behind a survivor
-    (info,) = [i for i in store.ls("exact") if i.chunk_id == c.id and i.antecedents == (b.id,)]
-    assert info.formed == "exact"
 
 
 def test_reorder_restores_a_slot_behind_its_former_antecedents(pieces):
@@ -254,16 +172,6 @@ def test_reorder_restores_a_slot_behind_its_former_antecedents(pieces):
     assert guarantees(window) == ["exact"] * 3
     plain = Prefilled(backbone, [a, b, c])
     assert all(distance(window, i, plain) <= 1e-4 for i in range(3))
-
-
-def test_an_unchanged_prefix_is_not_touched_by_reorder(pieces):
-    backbone, chunks = pieces
-    window = make(backbone, None, *chunks)
-    held = [live(window, i) for i in range(4)]
-    report = window.reorder([0, 1, 3, 2])
-    assert all(same_bits(live(window, i), held[i]) for i in (0, 1))
-    assert report.forwards == 2
-    assert window.reorder([0, 1, 2, 3]).bytes_rotated == 0
 
 
 # -- orbit -----------------------------------------------------------------------------------------
@@ -329,20 +237,6 @@ def test_reorder_under_orbit_runs_nothing_for_any_order(pieces):
         assert guarantees(window)[3] == ("patched" if order == (0, 1, 2) else "orbit")
 
 
-def test_minimum_survivor_equals_minimum_orbit_for_arrivals(pieces):
-    backbone, (a, b, c, _) = pieces
-    store = former_of(make(backbone, None, a, b, c)).store
-    keep_orbit(make(backbone, store, a, b, c), 2)
-    policy = ReusePolicy(minimum="survivor", max_divergence=1.0, forms="always")
-    window = make(backbone, store, b, a, policy=policy)
-    window.recall(c.id)
-    assert guarantees(window)[2] == "orbit"
-    window = make(backbone, store, a, policy=policy)
-    with watching(backbone) as seen:
-        window.recall(c.id)  # a patch of (a, b) would only be near
-    assert (guarantees(window)[1], seen.forwards) == ("exact", 1)
-
-
 def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
     backbone, (a, b, c, _) = pieces
     policy = ReusePolicy(minimum="orbit", forms="always")
@@ -354,95 +248,7 @@ def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
     assert guarantees(window) == ["survivor", "near"]
 
 
-@pytest.mark.parametrize("count", range(1, 9))
-def test_default_orderings_are_balanced(count):
-    orders = balanced_orderings(count)
-    assert orders[0] == tuple(range(count))
-    assert len(orders) == len(set(orders)) == {1: 1, 2: 2, 3: 6, 4: 4, 5: 10, 6: 6, 7: 14, 8: 8}[count]
-    for item in range(count):
-        for place in range(count):
-            assert sum(order[place] == item for order in orders) * count == len(orders)
-        for other in set(range(count)) - {item}:
-            assert sum(order.index(item) < order.index(other) for order in orders) * 2 == len(orders)
-            behind = sum((item, other) in itertools.pairwise(order) for order in orders)
-            assert behind * count == len(orders)
-    assert orderings(count, None, 0) == sorted(orders)
-
-
-def test_samples_set_the_number_of_orderings_up_to_all():
-    assert orderings(4, 2, 0) == [(0, 1, 2, 3), (3, 2, 1, 0)]
-    for count in range(1, 5):
-        assert orderings(count, 24, 0) == list(itertools.permutations(range(count)))
-    sampled = orderings(6, 24, 7)
-    assert len(sampled) == len(set(sampled)) == 24
-    assert set(balanced_orderings(6)) < set(sampled)
-    assert sampled == sorted(sampled) == orderings(6, 24, 7) != orderings(6, 24, 8)
-    assert all(sorted(p) == list(range(6)) for p in sampled)
-    assert len(orderings(5, 1000, 0)) == ordering_count(5, 1000) == 120
-
-
-@pytest.mark.parametrize(
-    ("samples", "forwards"),
-    [
-        (None, 4 + 4 * 3),  # the first of an ordering stands there as its canonical
-        (2, 2 + 2 * 3),
-        (24, 24 + 12 + 24 + 24),  # beginnings are shared
-    ],
-)
-def test_an_orbit_of_four_runs_as_many_forwards_as_it_says(pieces, samples, forwards):
-    backbone, (a, b, c, d) = pieces
-    text = backbone.chunk_from_tensors([40, 41, 42])
-    window = make(backbone, None, a, b, c, d, text)
-    with watching(backbone) as seen:
-        report = keep_orbit(window, 4, samples=samples)
-    assert report.forwards == seen.forwards == forwards
-    assert seen.encodes == 0
-    (info,) = former_of(window).store.ls("orbit")
-    record = former_of(window).store.get_patch(info.context, info.chunk_id, info.antecedents, "orbit")
-    assert record.info["orderings"] == (samples or 4)
-
-
-def test_an_orbit_over_codes_prefills_the_leading_chunk_too(pieces):
-    """A lossy canonical is not what a model computed behind the anchor."""
-    backbone, (a, b, c, _) = pieces
-    store = ChunkStore.open("memory://", kv="int8")
-    window = make(backbone, store, a, b, c)
-    assert keep_orbit(window, 2).forwards == 2 + 2 * 2
-
-
-def test_above_four_antecedents_the_asked_orderings_run(pieces):
-    backbone, (a, b, c, d) = pieces
-    texts = [backbone.chunk_from_tensors([40 + i, 50 + i]) for i in range(2)]
-    window = make(backbone, None, a, b, c, *texts, d)
-    keep_orbit(window, 5, samples=3, seed=1)
-    (info,) = former_of(window).store.ls("orbit")
-    record = former_of(window).store.get_patch(former_of(window).context, d.id, info.antecedents, "orbit")
-    assert record.info["orderings"] == 3
-
-
 # -- the order of guarantees -----------------------------------------------------------------------
-
-
-def test_guarantees_are_ordered_from_exact_to_blind():
-    assert GUARANTEES == ("exact", "patched", "sampled", "orbit", "survivor", "near", "blind")
-    assert at_least("exact", "patched") and not at_least("blind", "near")
-    assert weakest(["exact", "near", "patched"]) == "near" and weakest([]) == "exact"
-    assert [prefilled_behind(g) for g in GUARANTEES] == [
-        "exact",
-        "patched",
-        "patched",
-        "patched",
-        "patched",
-        "near",
-        "blind",
-    ]
-
-
-def test_divergence_is_the_share_of_chunks_not_in_common():
-    assert divergence("ab", "ba") == divergence("", "") == 0.0
-    assert divergence("ab", "cd") == divergence("", "a") == 1.0
-    assert divergence("abc", "ab") == pytest.approx(1 / 3)
-    assert divergence("aab", "ab") == pytest.approx(1 / 3)  # a chunk that stands there twice counts twice
 
 
 # -- promise 6: what a key binds -------------------------------------------------------------------
@@ -478,13 +284,3 @@ def test_another_system_prompt_tenant_dtype_or_weight_is_a_miss(pieces, tmp_path
     nudged.refresh()
     assert work(nudged) == (3, 0)
     assert work(HfEngine(tiny.build(FAMILY))) == known
-
-
-def test_asking_changes_neither_window_nor_store(pieces):
-    backbone, chunks = pieces
-    window = make(backbone, None, *chunks)
-    before, held = Snapshot.of(window), inventory(former_of(window).store)
-    window.generate(QUESTION, max_new_tokens=3, do_sample=False)
-    window.next_token_logits(QUESTION)
-    assert before.matches(window) and inventory(former_of(window).store) == held
-    assert [c.id for c in chunks_of(window, chunks)] == [c.id for c in chunks]

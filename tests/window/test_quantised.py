@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
-from kamera.errors import PolicyRefused
 from kamera.ops.quantize_kv import KV_CODECS
-from kamera.store import Context, StoreAdmin
-from kamera.window import former_of, keep_orbit
+from kamera.window import former_of
 from kamera.window.file import WINDOW
 from lab.testbed import load
 from tests.engines.compare import relative, worst
 from tests.window.rig import (
-    FULL_RANK,
     QUESTION,
-    SYSTEM,
     Prefilled,
     guarantees,
     is_a_reprefill,
@@ -70,23 +64,6 @@ def test_decoded_kv_is_patched_at_best_and_a_patch_repairs_it(family, codec):
 
 
 @CODECS
-def test_an_orbit_patch_is_formed_against_decoded_kv(pieces, codec):
-    backbone, chunks = pieces
-    store = opened(codec)
-    policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, patch_bytes=None, forms="always")
-    window = make(backbone, store, *chunks[:2], policy=policy)
-    keep_orbit(window, 1)
-    (patch,) = store.ls("exact")
-    StoreAdmin(store).delete(patch.key)
-    window = make(backbone, store, policy=policy)
-    for chunk in chunks[:2]:
-        window.recall(chunk.id)
-    assert guarantees(window) == ["patched", "orbit"]
-    # one antecedent has one order, so the mean over orders is that of a re-prefill
-    assert worst(live(window, 1), Prefilled(backbone, chunks[:2]).kv(1)) < 1e-4
-
-
-@CODECS
 def test_under_exact_a_coded_canonical_misses_without_encoding(pieces, codec):
     backbone, chunks = pieces
     store = opened(codec)
@@ -100,69 +77,6 @@ def test_under_exact_a_coded_canonical_misses_without_encoding(pieces, codec):
     assert is_a_reprefill(window, chunks)
     window.slide()
     assert guarantees(window) == ["exact"] and is_a_reprefill(window, chunks)
-
-
-@CODECS
-def test_a_leading_chunk_is_exact_when_new_and_patched_later(pieces, codec):
-    backbone, chunks = pieces
-    store = opened(codec)
-    with watching(backbone) as seen:
-        window = make(backbone, store, chunks[0])
-    assert seen.spans == [SYSTEM.shape[0], chunks[0].num_tokens]  # no forward more than in a plain store
-    assert guarantees(window) == ["exact"]
-    assert guarantees(make(backbone, store, chunks[0])) == ["patched"]
-
-
-@CODECS
-def test_a_prefill_behind_a_decoded_canonical_is_not_exact(pieces, codec):
-    backbone, chunks = pieces
-    store = opened(codec)
-    make(backbone, store, chunks[0])
-    window = make(backbone, store, chunks[0])
-    assert window.append(chunks[1]).slot.guarantee == "patched"
-    (info,) = store.ls("exact")
-    assert info.formed == "patched" and info.context.kv == codec
-
-
-@CODECS
-def test_a_clean_view_is_the_decoded_canonical_and_reversible(pieces, codec):
-    backbone, chunks = pieces
-    window = make(backbone, opened(codec), *chunks[:2])
-    before = [live(window, i) for i in range(2)]
-    assert window.condition(0, False).slot.guarantee == "patched"
-    assert not same_bits(live(window, 0), before[0])
-    assert window.condition(1, False).slot.guarantee == "blind"
-    for i in range(2):
-        assert window.condition(i, True).slot.guarantee == "exact"
-        assert same_bits(live(window, i), before[i])
-    strict = make(backbone, opened(codec), chunks[0], policy=EXACT)
-    strict.condition(0, False)
-    with pytest.raises(PolicyRefused, match="holds patched KV"):
-        strict.append(chunks[1])
-
-
-def test_a_patch_of_one_form_never_fits_another_forms_canonical(pieces, tmp_path):
-    """One directory: whoever asks for another form finds the chunk's encoding, and none of its KV."""
-    backbone, chunks = pieces
-    make(backbone, ChunkStore.open(tmp_path), *chunks[:2])
-    for kv, behind in (("int8", []), ("int4", ["int8"])):
-        store = opened(kv, tmp_path)
-        window = make(backbone, store)
-        context = former_of(window).context
-        assert context == replace(Context(backbone.fingerprint, context.anchor), kv=kv)
-        with watching(backbone) as seen:
-            window.recall(chunks[0].id)
-            window.recall(chunks[1].id)
-        assert seen.encodes == 0 and seen.forwards == 3  # two prefills, and a canonical for the patch
-        assert guarantees(window) == ["exact", "exact"] and is_a_reprefill(window, chunks)
-        assert {i.context.kv for i in store.ls()} == {"as-is", kv, *behind}
-    plain = make(backbone, ChunkStore.open(tmp_path))
-    with watching(backbone) as seen:
-        plain.recall(chunks[0].id)
-        plain.recall(chunks[1].id)
-    assert seen.forwards == 0
-    assert guarantees(plain) == ["exact", "patched"]
-    assert worst(live(plain, 1), Prefilled(backbone, chunks[:2]).kv(1)) < 1e-4
 
 
 @CODECS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kamera import Chunk, KameraWindow, ReusePolicy
-from kamera.errors import NonFiniteKV, WindowFull
+from kamera.errors import NonFiniteKV
 from kamera.window import Arrange, former_of, respond
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
@@ -75,42 +74,6 @@ def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_pla
     assert answer.tolist() == Prefilled(backbone, [*chunks[:3], *following]).generate(**OPTIONS)[0].tolist()
     assert off(window, [*chunks[:3], *following]) <= ROUNDING
     assert set(guarantees(window)) == {"exact"}
-
-
-@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_beams": 2, "do_sample": True}])
-def test_an_answer_in_other_ways_than_token_by_token_takes_a_forward_of_its_own(options):
-    backbone, chunks = rig("qwen2_5_vl")
-    given = {**OPTIONS, **options}
-    both = make(backbone, policy=EXACT), make(backbone, policy=EXACT)
-    torch.manual_seed(0)
-    answer, report = respond(both[0], QUESTION, Arrange(chunks), **given)
-    both[1].run(Arrange(chunks))
-    torch.manual_seed(0)
-    assert answer.tolist() == both[1].generate(QUESTION, **given).tolist()
-    assert off(both[0], chunks) <= ROUNDING
-    assert both[0]._state.said is None
-    assert report.forwards >= 1
-
-
-def test_a_response_is_one_answer():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, policy=EXACT)
-    with watching(backbone) as seen, pytest.raises(ValueError, match="num_return_sequences=2"):
-        respond(window, QUESTION, Arrange(chunks), num_return_sequences=2, num_beams=2)
-    assert (seen.forwards, len(window)) == (0, 0)
-
-
-def test_an_unchanged_window_answers_without_a_prefill_and_goes_on_from_what_was_said():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks, policy=EXACT)
-    with watching(backbone) as seen:
-        answer, report = respond(window, QUESTION, Arrange(window.slots), **OPTIONS)
-    assert (report.forwards, report.tokens_recomputed) == (0, 0)
-    assert seen.spans == [len(QUESTION), *[1] * (NEW - 1)]
-    assert answer.tolist() == window.generate(QUESTION, **OPTIONS).tolist()
-    text = said_by(window)
-    assert window.append(text).tokens_recomputed == 2
-    assert off(window, [*chunks, text]) <= ROUNDING
 
 
 def test_an_answer_that_breaks_off_leaves_the_window_as_it_was():
@@ -178,57 +141,6 @@ def test_what_was_said_counts_only_behind_the_very_same_chunks(change):
     if change != "condition":
         known = {c.id: c for c in (*chunks, text)}
         assert off(window, [known[slot.chunk_id] for slot in window.slots]) <= ROUNDING
-
-
-def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_its_place_is_the_same():
-    backbone, chunks = rig("llama_mqa")
-    room = len(SYSTEM) + sum(c.num_tokens for c in chunks[:3]) + 2
-    lax = ReusePolicy(minimum="survivor", rank=64)
-    window = make(backbone, policy=lax, max_tokens=room, on_leave="keep")
-    respond(window, QUESTION, Arrange(chunks[:3]), **OPTIONS)
-    text = said_by(window)
-    spot = window._state.seats.said.spot.low
-    report = window.append(text)
-    assert len(report.evicted) == 1
-    assert window._state.seats.seats[-1].spot.low == spot
-    assert report.tokens_held == 0
-    assert report.tokens_recomputed >= text.num_tokens
-
-
-def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, policy=EXACT)
-    respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
-    without = window.fork()
-    without._state = dataclasses.replace(without._state, seats=without._state.seats.with_said(None))
-    held = (len(QUESTION) + NEW - 1) * sum(t.nbytes for layer in live(window, 0) for t in layer.values())
-    assert window.memory().copies - without.memory().copies >= held // chunks[0].num_tokens
-    text, branch = said_by(window), window.fork()
-    window.save(tmp_path / "w")
-    for one in (window, branch):
-        assert one.append(text).tokens_recomputed == 2
-        assert off(one, [*chunks[:2], text]) <= ROUNDING
-    again = KameraWindow.load(tmp_path / "w", backbone, former_of(window).store)
-    assert again.append(text).tokens_recomputed >= text.num_tokens
-    assert off(again, [*chunks[:2], text]) <= ROUNDING
-
-
-def test_a_withheld_context_takes_over_nothing_that_was_said_before():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, policy=EXACT)
-    respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
-    text = said_by(window)
-    former_of(window).store.withheld.add(former_of(window).context, "an audit, says the test")
-    assert window.append(text).tokens_recomputed >= text.num_tokens
-    assert off(window, [*chunks[:2], text]) <= ROUNDING
-
-
-def test_a_window_that_is_full_refuses_before_anything_runs():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, policy=EXACT, max_tokens=len(SYSTEM) + chunks[0].num_tokens)
-    with watching(backbone) as seen, pytest.raises(WindowFull):
-        respond(window, QUESTION, Arrange(chunks[:2]), **OPTIONS)
-    assert (seen.forwards, len(window)) == (0, 0)
 
 
 def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_make_it():

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.errors import KameraError, StoreError
-from kamera.patches import Worth, later_of
+from kamera import ChunkStore, KameraWindow
+from kamera.errors import StoreError
 from kamera.window import former_of
-from tests.models import samples
 from tests.window.rig import Snapshot, make, over, rig, same_bits
 
 FAMILY = "qwen2_5_vl"
@@ -117,32 +115,6 @@ def test_a_save_that_dies_leaves_the_old_window(windows, tmp_path, at):
     assert [p.name for p in path.iterdir()] == ["window.safetensors"]
 
 
-def test_a_save_leaves_alone_what_another_is_writing(windows, tmp_path, monkeypatch):
-    path = tmp_path / "w"
-    windows[0].save(path)
-    replace, met = os.replace, []
-
-    def meeting(source, target, **folders):
-        if not met:
-            met.append(source)
-            windows[2].save(path)  # a whole save, while the first has yet to publish
-            assert (path / source).exists()
-        replace(source, target, **folders)
-
-    monkeypatch.setattr(os, "replace", meeting)
-    windows[1].save(path)
-    loaded = KameraWindow.load(path, *over(windows[0]))
-    assert met and Snapshot.of(windows[1]).matches(loaded, numbers=False)
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "window.json", "kamera-store.json", "window.safetensors"])
-def test_a_directory_that_is_no_windows_is_refused_and_left(windows, tmp_path, name):
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(StoreError, match=f"{tmp_path.name}.*{name}.*empty directory"):
-        windows[0].save(tmp_path)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "mine")]
-
-
 def test_a_stores_directory_is_refused(windows, tmp_path):
     with ChunkStore.open(tmp_path / "store") as store:
         make(former_of(windows[0]).backbone, store)
@@ -150,18 +122,6 @@ def test_a_stores_directory_is_refused(windows, tmp_path):
     with pytest.raises(StoreError, match="empty directory"):
         windows[0].save(tmp_path / "store")
     assert sorted(p.name for p in (tmp_path / "store").iterdir()) == held
-
-
-def test_tensors_of_somebody_else_are_never_written_over(windows, tmp_path):
-    from safetensors.torch import save_file
-
-    save_file({"w": samples.text_ids(4)}, tmp_path / "window.safetensors")
-    before = (tmp_path / "window.safetensors").read_bytes()
-    with pytest.raises(StoreError, match=r"window\.safetensors.*empty directory"):
-        windows[0].save(tmp_path)
-    with pytest.raises(KameraError, match=r"window\.safetensors"):
-        KameraWindow.load(tmp_path, *over(windows[0]))
-    assert (tmp_path / "window.safetensors").read_bytes() == before
 
 
 def test_a_full_disk_refuses_a_save_and_keeps_the_old(windows, tmp_path, monkeypatch):
@@ -178,22 +138,3 @@ def test_a_full_disk_refuses_a_save_and_keeps_the_old(windows, tmp_path, monkeyp
     assert [p.name for p in path.iterdir()] == ["window.safetensors"]
     loaded = KameraWindow.load(path, *over(windows[0]))
     assert Snapshot.of(windows[0]).matches(loaded, numbers=False)
-
-
-@pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
-@pytest.mark.parametrize("proves", [False, True])
-def test_a_save_waits_for_patches_of_its_own_window_alone(tmp_path, proves):
-    """A window that proves no patches forms them at once: what is formed later is another's."""
-    backbone, chunks = rig("llama_mqa")
-    window = make(backbone, None, chunks[0], policy=ReusePolicy(certified=proves))
-    window.flush()
-    opened = threading.Event()
-    formed = (former_of(window).context, chunks[0].id)
-    later_of(backbone).add(lambda: opened.wait() and None, Worth.PATCH, name=formed)
-    save = threading.Thread(target=window.save, args=(tmp_path / "w",))
-    save.start()
-    save.join(1.0 if proves else 20.0)
-    waits = save.is_alive()
-    opened.set()
-    save.join()
-    assert waits == proves

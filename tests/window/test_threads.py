@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from kamera import ChunkStore, ReusePolicy
-from kamera.engines.hf import HfEngine, forwards
-from kamera.patches import later_of
+from kamera.engines.hf import forwards
 from lab.reliability import threads as many
-from tests.models import processors, samples, tiny
+from tests.models import samples, tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, is_a_reprefill, make, pictures
 
 WRONG = ("exceptions", "wrong objects", "missing or extra objects", "wrong reports", "wrong answers")
@@ -51,22 +50,6 @@ def test_eight_threads_leave_what_one_would(family):
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "longrope", "deepseek_v3", "llava"])
 def test_eight_threads_of_200_leave_what_one_would(family):
     assert_nothing_wrong(compared(family, 200, 8))
-
-
-def test_all_threads_may_append_the_same_pictures():
-    backbone = tiny.backbone("qwen3_vl")
-    chunks = pictures(backbone, "qwen3_vl", 3)
-    with ChunkStore.open("memory://") as store, ThreadPoolExecutor(6) as pool, many._switching():
-        made = list(pool.map(lambda _: make(backbone, store, *chunks), range(6)))
-        later_of(backbone).flush()
-        got = many.contents(store)
-    with ChunkStore.open("memory://") as store:
-        alone = make(backbone, store, *chunks)
-        alone.flush()
-        assert got == many.contents(store)
-    assert {s.guarantee for w in made for s in w.slots} <= {"exact", "patched"}
-    want = alone.next_token_logits(QUESTION)
-    assert all(torch.allclose(w.next_token_logits(QUESTION), want, atol=1e-4) for w in made)
 
 
 @pytest.mark.parametrize("first", ["exact", "patched"])
@@ -125,35 +108,6 @@ def test_one_window_may_be_used_by_many_threads():
     assert {s.guarantee for s in window.slots} == {"exact"}
 
 
-def test_what_runs_no_forward_does_not_wait_for_one():
-    backbone = tiny.backbone("longrope")
-    chunks = [backbone.chunk_from_tensors(samples.text_ids(6, seed)) for seed in range(3)]
-    window = make(backbone, None, *chunks)
-    with ThreadPoolExecutor(1) as pool, backbone.turns.alone():  # as if a long forward ran here
-        pool.submit(window.slide).result(timeout=300)
-        pool.submit(window.condition, 1, False).result(timeout=300)
-        pool.submit(window.append, backbone.chunk_from_tensors(samples.text_ids(7)))  # this one waits
-        assert [s.chunk_id for s in window.slots] == [c.id for c in chunks[1:]]
-    assert [s.length for s in window.slots] == [6, 6, 7]
-
-
-@pytest.mark.parametrize(("family", "quiet"), [("qwen3_vl", True), ("longrope", False)])
-def test_a_question_waits_only_where_forwards_leave_something(family, quiet):
-    backbone = tiny.backbone(family)
-    window = make(backbone, None, backbone.chunk_from_tensors(samples.text_ids(6)))
-    want = window.next_token_logits(QUESTION)
-    assert backbone.quiet is quiet
-    with ThreadPoolExecutor(1) as pool:
-        with backbone.turns.alone():
-            asked = pool.submit(window.next_token_logits, QUESTION)
-            if quiet:
-                assert torch.equal(asked.result(timeout=300), want)
-            else:
-                with pytest.raises(TimeoutError):
-                    asked.result(timeout=0.2)
-        assert torch.equal(asked.result(timeout=300), want)
-
-
 def test_a_count_is_of_its_own_thread_and_the_helpers_it_starts():
     backbone = tiny.backbone("llava")
     span = backbone.encode(backbone.chunk_from_tensors(samples.text_ids(4)))
@@ -170,31 +124,3 @@ def test_a_count_is_of_its_own_thread_and_the_helpers_it_starts():
             forward()
     assert (inner.forwards, inner.tokens) == (2, 8)
     assert (outer.forwards, outer.tokens) == (3, 12)
-
-
-def test_threads_may_build_chunks_with_one_processor():
-    backbone = HfEngine(processors.matching_model(), processors.picture_processor())
-    twin = HfEngine(backbone.model, backbone.processor)
-
-    def build(i: int) -> str:
-        one = (backbone, twin)[i % 2]
-        return one.chunk(f"text {i % 5}").id + str(
-            one.builder.detokenize(one.builder.tokenize("abc" * (i % 5)))
-        )
-
-    with ThreadPoolExecutor(8) as pool, many._switching():
-        made = list(pool.map(build, range(80)))
-    assert made == [build(i % 10) for i in range(80)]
-
-
-def test_two_backbones_of_one_model_take_turns():
-    model = tiny.build("qwen3_vl")
-    pair = [HfEngine(model), HfEngine(model)]
-    chunk = samples.chunk(pair[0], samples.sample("qwen3_vl"))
-    with ThreadPoolExecutor(1) as pool:
-        with pair[0].turns.alone():
-            waiting = pool.submit(pair[1].encode, chunk)
-            with pytest.raises(TimeoutError):
-                waiting.result(timeout=0.2)
-            assert pair[0].encode(chunk).num_tokens == chunk.num_tokens  # re-entrant
-        assert waiting.result(timeout=300).num_tokens == chunk.num_tokens

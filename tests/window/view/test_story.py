@@ -6,12 +6,10 @@ import base64
 import json
 from dataclasses import replace
 
-import pytest
-
 from kamera.engines import Spent, Usage
 from kamera.window import Outcome
 from kamera.window.view.page import document
-from kamera.window.view.story import FIELDS, Rival, lives
+from kamera.window.view.story import FIELDS, lives
 from tests.window.told import event, slot
 
 NEW = Outcome("prefilled", 10, "new", media=True)
@@ -57,11 +55,6 @@ def test_a_lane_is_a_chunk_and_a_span_lasts_while_its_kv_is_the_same():
     assert [deed.left for deed in life.deeds] == [(), (), (0,), (), ()]
 
 
-def test_a_survivor_is_told_with_what_it_still_knows():
-    (life,) = lives(walk())
-    assert [(s.lane, s.remembers) for s in life.spans if s.remembers] == [(1, (0,))]
-
-
 def test_marks_are_what_was_done_and_why():
     (life,) = lives(walk())
     assert [tuple(mark) for mark in life.marks] == [
@@ -81,16 +74,6 @@ def test_the_rivals_run_what_is_not_the_beginning_of_a_prompt_they_saw():
     assert [deed.tokens for deed in life.deeds] == [10, 10, 0, 10, 0]
 
 
-def test_a_prefix_cache_forgets_nothing_and_knows_no_other_system_prompt():
-    a, b = slot("a", 1), slot("b", 2, 10)
-    both = [event("append", [], [a]), event("append", [a], [a, b])]
-    left = event("evict", [a, b], [b])
-    again = event("insert", [b], [a, b])
-    elsewhere = event("insert", [b], [a, b], anchor="other")
-    told = lives([*both, left, again, elsewhere])
-    assert [deed.prefix.tokens for deed in told[0].deeds] == [10, 10, 10, 0, 20]
-
-
 def test_each_life_has_a_prefix_cache_of_its_own_and_a_fork_begins_with_what_it_held():
     told = walk()
     again = [replace(each, window="w2") for each in told]
@@ -101,31 +84,6 @@ def test_each_life_has_a_prefix_cache_of_its_own_and_a_fork_begins_with_what_it_
     assert fork.deeds[0].prefix.tokens == 10
 
 
-def test_an_operation_that_leaves_the_window_as_it_is_costs_the_rivals_nothing():
-    a = slot("a", 1)
-    (life,) = lives([event("append", [], [a]), event("condition", [a], [replace(a, conditioned=False)])])
-    assert (life.deeds[1].prefix, life.deeds[1].whole) == (Rival(0, 0), Rival(0, 0))
-    assert [span.clean for span in life.spans] == [False, True]
-
-
-def test_windows_are_lives_of_their_own_and_those_of_a_session_are_one():
-    a, b = slot("a", 1), slot("b", 2, 10)
-    events = [
-        event("append", [], [a], window="w1", usage=Usage(Spent(), Spent(1, 7, 0, 0.0))),
-        event("append", [a], [a, b], window="w2", usage=Usage(Spent(), Spent(2, 9, 0, 0.0))),
-    ]
-    assert [(life.name, len(life.deeds)) for life in lives(events)] == [("w1", 1), ("w2", 1)]
-    (life,) = lives([replace(each, session="chat") for each in events])
-    assert (life.name, len(life.deeds), life.later) == ("chat", 2, (3, 16))
-    assert spans(life) == [("a", 0, 1, "exact"), ("b", 1, 1, "exact")]
-
-
-def test_a_chunk_that_stands_twice_has_two_lanes():
-    (life,) = lives([event("append", [], [slot("a", 1), slot("a", 2, 10)])])
-    assert [lane.chunk_id for lane in life.lanes] == ["a", "a"]
-    assert life.deeds[0].order == (0, 1)
-
-
 def test_a_document_is_json_with_a_name_for_each_value():
     made = json.loads(json.dumps(document([life.to_document() for life in lives(walk())])))
     (life,) = made["lives"]
@@ -133,15 +91,3 @@ def test_a_document_is_json_with_a_name_for_each_value():
         assert {len(row) for row in life[f"{kind}s"]} == {len(FIELDS[kind])}
     assert base64.b64decode(life["lanes"][0][FIELDS["lane"].index("picture")]) == b"jpg"
     assert life["deeds"][2][FIELDS["deed"].index("prefix")] == [10, 1]
-
-
-def test_nothing_has_no_life():
-    assert lives([]) == []
-
-
-@pytest.mark.parametrize("count", [1, 300])
-def test_spans_of_a_long_life_are_few(count):
-    a = slot("a", 1)
-    events = [event("append", [], [a]), *[event("condition", [a], [a]) for _ in range(count)]]
-    (life,) = lives(events)
-    assert [(span.first, span.last) for span in life.spans] == [(0, count)]
