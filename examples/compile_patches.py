@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
-from kamera.certify import certify
 from kamera.compile import Settings, read_plan, run_plan
 
 SYSTEM = "You watch a camera."
@@ -46,12 +45,10 @@ def main() -> None:
         folder = Path(name)
         if arguments.model:
             backbone = Backbone.from_pretrained(arguments.model)
-            certificate = None  # windows look for one: run `kamera certify MODEL` once
             contents = [[{"image": str(image.resolve())}] for image in arguments.images]
             question, truth = arguments.question, None
         else:
             backbone = Backbone.from_pretrained("testbed")
-            certificate = certify(backbone, probe="world", items=48, rank=arguments.rank)
             contents, question, truth = testbed_frames(folder)
 
         # A plan is JSON lines, one window each; `kamera compile MODEL plan.jsonl --store DIR` does the same.
@@ -64,9 +61,9 @@ def main() -> None:
             f"{report.vision_encodes} vision encodes, {report.bytes_stored / 2**20:.1f} MiB"
         )
 
-        # With a certified backbone the frames now need neither the vision tower nor the decoder.
-        policy = ReusePolicy(rank=arguments.rank)
-        window = KameraWindow(backbone, store, SYSTEM, policy=policy, certificate=certificate)
+        # The frames now need neither the vision tower nor the decoder.
+        policy = ReusePolicy(rank=arguments.rank, certified=False)
+        window = KameraWindow(backbone, store, SYSTEM, policy=policy)
         for content in contents:
             done = window.append(content)
             assert done.slot is not None

@@ -155,6 +155,10 @@ class InvalidCertificate(KameraError):
     """A certificate cannot be read, was edited by hand, or is of an unknown format."""
 
 
+class InvalidReport(KameraError):
+    """A report of ``kamera certify`` cannot be read, was changed by hand, or is of an unknown format."""
+
+
 class CertificateMismatch(KameraError):
     """An explicitly given certificate does not permit this backbone or policy."""
 

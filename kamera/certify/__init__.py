@@ -1,8 +1,18 @@
-"""Certification of the KV below exact that a model may be served: a probe, its answers, a verdict."""
+"""What each guarantee loses on a model, measured on one's own pictures or texts, or on Kamera's."""
 
 from kamera.certify.metrics import bootstrap, eta, kl
-from kamera.certify.probe import TRIALS
-from kamera.certify.run import ITEMS, certify
-from kamera.certify.sabotage import fit_rows, random_like
+from kamera.certify.run import DEFAULT, DOCUMENTS, MEASURED, certify
+from kamera.trust import CertifyReport, Estimate, Losses
 
-__all__ = ["ITEMS", "TRIALS", "bootstrap", "certify", "eta", "fit_rows", "kl", "random_like"]
+__all__ = [
+    "DEFAULT",
+    "DOCUMENTS",
+    "MEASURED",
+    "CertifyReport",
+    "Estimate",
+    "Losses",
+    "bootstrap",
+    "certify",
+    "eta",
+    "kl",
+]

@@ -1,172 +1,117 @@
-"""Certify a backbone: ask a probe's questions of every kind of reused KV, and of faulty builds."""
+"""Measure a backbone: what each guarantee loses against a re-prefill."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from kamera.certify import pages, world
-from kamera.certify.kv import KVComparison
-from kamera.certify.probe import PROBE_SEED, TRIALS, ProbeScene, digest_of
-from kamera.certify.sabotage import SABOTAGES, sabotages
-from kamera.certify.trials import DIVERGENCE, Trials
-from kamera.certify.verdict import QuestionOutcome, doubt, judge, overrule
-from kamera.engines.hf import (
-    Backbone,
-    HfEngine,
-    OperatorProof,
-    prove_moves,
-    prove_patch,
-    prove_relocation,
-)
-from kamera.trust import Certificate, Finding, Guarantee, ReusePolicy
-from kamera.window import grounds_of
+from kamera import testbed
+from kamera.certify import material
+from kamera.certify.metrics import bootstrap, eta_interval
+from kamera.certify.trials import Judged, Trial
+from kamera.engines.hf import Backbone, HfEngine
+from kamera.errors import ProcessorRequired, quote
+from kamera.trust import GUARANTEES, CertifyReport, Guarantee, Losses, ReusePolicy
 
-ITEMS = 120
-"""Questions about each guarantee: enough for a safe verdict when two of them are lost (`verdict.MARGIN`)."""
+MEASURED: tuple[Guarantee, ...] = ("patched", "orbit", "survivor", "near", "blind")
+"""Guarantees that can be measured; "blind" always is, since η is relative to it."""
 
-PROBES = {"pages": pages.draw_scene, "world": world.draw_scene}
-"""Pages of English text and captioned shapes, for backbones that read; frames of the synthetic world, for the
-shipped ones, which read none."""
+DEFAULT: tuple[Guarantee, ...] = ("patched", "orbit", "survivor", "blind")
+
+Measured = tuple[Guarantee, float | None, Judged]
+"""What one document says of one way of serving it: the guarantee, the share departed, the tokens."""
+
+DOCUMENTS = 12
+"""Documents that are read by default."""
 
 
 def certify(
     backbone: Backbone | HfEngine,
+    files: Sequence[str | Path] = (),
     *,
-    probe: str = "pages",
-    items: int = ITEMS,
+    questions: Sequence[str] = (),
+    documents: int = DOCUMENTS,
     rank: int = ReusePolicy.rank,
     patch_bytes: float | None = ReusePolicy.patch_bytes,
-    guarantees: Sequence[Guarantee] = tuple(TRIALS),
+    guarantees: Sequence[Guarantee] = DEFAULT,
     model: str = "",
     bar: tqdm[Any] | None = None,
-) -> Certificate:
-    """Ask ``items`` questions about each guarantee; ``bar`` counts them.
+) -> CertifyReport:
+    """Serve the same windows in the way of each guarantee, and hold them against their re-prefill.
 
-    Questions about patched KV are always asked, and each sabotaged build gets them too: in the first scene,
-    and in further ones if the KV alone does not show its fault. An error of the operator, or of the KV that
-    windows show, ends the probe with the first scene, whatever the answers are. ``rank`` and ``patch_bytes``
-    bound the patches, and are those of the policies that may use the certificate. ``guarantees`` are those to
-    test, ``model`` is a name for people (default: the class's). Raises ValueError for an unknown probe or
-    guarantee, ModalityNotSupported or ProcessorRequired for a backbone that cannot be shown a picture.
+    ``files`` are pictures and UTF-8 texts, of which eight (pictures, or passages of a text) make a document:
+    four that may have stood in front, and four that are asked about with ``questions``. Without files the
+    scenes of the shipped backbone's world are read, or by a model that takes no pictures Python's manual.
+    Judged are all tokens of the re-prefill's own answers. ``rank`` and ``patch_bytes`` bound the patches;
+    ``bar`` counts documents. Raises ValueError for a caller's mistake, ProcessorRequired without a processor,
+    ModalityNotSupported for pictures that the model does not take.
     """
-    if unknown := [g for g in guarantees if g not in TRIALS]:
-        raise ValueError(f"guarantee {unknown[0]!r} is none of {', '.join(TRIALS)}")
-    if probe not in PROBES:
-        raise ValueError(f"probe {probe!r} is none of {', '.join(PROBES)}")
-    if items < 1:
-        raise ValueError(f"items {items} must be at least 1")
-    # uncertified: the probe has to serve it before a certificate exists
-    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always", audit=0.0)
+    if unknown := [g for g in guarantees if g not in MEASURED]:
+        raise ValueError(f"guarantee {quote(unknown[0])} is none of {', '.join(MEASURED)}")
+    if documents < 1:
+        raise ValueError(f"documents {documents} must be at least 1")
+    if questions and not files:
+        raise ValueError("questions are about your own files: give pictures or texts, too")
     engine = backbone.engine
-    faults = tuple(sabotages(engine.axes))
-    poll = _Poll(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
-    poll.flaw = _flaw(engine)
-    for scene in scenes_of(probe):
-        poll.shown.append(scene)
-        for count in poll.ask(Trials(engine, scene, policy)):
-            if bar is not None:
-                bar.update(count)
-        if poll.done:
-            break
-    findings, wrong = poll.judge_all()
-    return Certificate(
+    template = engine.builder.format
+    if template is None:
+        raise ProcessorRequired("certify reads pictures and texts: load the model with its processor")
+    system = None
+    if files:
+        source = material.own([Path(file) for file in files], questions)
+        name = f"{len(files)} of the user's own files"
+    elif engine.builder.takes_pixels and "image" in template.kinds:
+        source, system, name = material.world(), testbed.SYSTEM, "scenes of the shipped world"
+    else:
+        source, name = material.prose(), "Python's manual"
+    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False)
+    read: list[list[Measured]] = []
+    for document in itertools.islice(source, documents):
+        trial = Trial(engine, document, policy, system)
+        read.append(
+            [(arm.guarantee, arm.departed, trial.judge(arm.window)) for arm in trial.arms(guarantees)]
+        )
+        if bar is not None:
+            bar.update()
+    return CertifyReport(
         model=model or type(engine.model).__name__,
-        grounds=grounds_of(engine, policy.budget),
-        probe=probe,
-        probe_digest=digest_of(probe, poll.shown),
-        divergence=DIVERGENCE,
-        findings=findings,
-        sabotages=wrong,
+        fingerprint=engine.fingerprint,
+        dtype=engine.facts.dtype,
+        rank=rank,
+        patch_bytes=patch_bytes,
+        versions={name: version(name) for name in ("kamera", "torch", "transformers")},
+        material=name,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        rows=losses(read),
     )
 
 
-def scenes_of(probe: str) -> Iterator[ProbeScene]:
-    """All scenes of a probe, the same ones every time."""
-    return (PROBES[probe](PROBE_SEED, index) for index in itertools.count())
-
-
-def _flaw(engine: HfEngine) -> str:
-    """The operator's own error on this model, in one line; "" if its proofs hold."""
-    for claim, proof in _proofs(engine):
-        if not proof.holds:
-            return (
-                f"{claim} is off by {proof.error:.1e} at {proof.worst}, over the tolerance of "
-                f"{proof.tolerance:.0e}: the operator itself is wrong here"
+def losses(read: Sequence[Sequence[Measured]]) -> tuple[Losses, ...]:
+    """The rows of documents, each of which was served in the same ways, the last of them blind."""
+    ways = [*zip(*read, strict=True)]
+    blind = [judged.kl for _, _, judged in ways[-1]]
+    rows = []
+    for way in ways:
+        guarantee, gone, _ = way[0]
+        kl = [judged.kl for _, _, judged in way]
+        eta = eta_interval(kl, blind)
+        rows.append(
+            Losses(
+                guarantee=guarantee,
+                departed=None if gone is None else sum(share or 0.0 for _, share, _ in way) / len(way),
+                documents=len(way),
+                tokens=sum(judged.tokens for _, _, judged in way),
+                kl=bootstrap(kl),
+                eta=None if math.isnan(eta.mean) else eta,
+                flips=bootstrap([judged.flips for _, _, judged in way]),
+                kv=bootstrap([judged.kv for _, _, judged in way]),
             )
-    return ""
-
-
-def _proofs(engine: HfEngine) -> Iterator[tuple[str, OperatorProof]]:
-    yield "relocation", prove_relocation(engine)
-    yield "a full-rank patch", prove_patch(engine)
-    yield "a move in the live cache", prove_moves(engine)
-
-
-class _Poll:
-    """The questions asked so far: at most ``items`` of each guarantee, and of each of ``faults``."""
-
-    def __init__(self, items: int, guarantees: Sequence[Guarantee], faults: Sequence[str]) -> None:
-        self.items = items
-        self.flaw = ""
-        self.shown: list[ProbeScene] = []
-        self.outcomes: dict[Guarantee, list[QuestionOutcome]] = {g: [] for g in guarantees}
-        self.chances: dict[Guarantee, list[float]] = {g: [] for g in guarantees}
-        self.compared = dict.fromkeys(guarantees, KVComparison())
-        self.sabotaged: dict[str, list[QuestionOutcome]] = {name: [] for name in faults}
-        self.sabotaged_kv: dict[str, KVComparison] = {}
-
-    @property
-    def done(self) -> bool:
-        """True if all is asked, or if a flaw decides and something was asked about each guarantee."""
-        asked = [len(found) for found in self.outcomes.values()]
-        return min(asked) == self.items or bool(self.flaw and all(asked))
-
-    def ask(self, trials: Trials) -> Iterator[int]:
-        """Compare a scene's KV, and ask its questions, as many as are still wanted; yields how many."""
-        self._compare(trials)
-        for guarantee, outcomes in self.outcomes.items():
-            wanted = trials.scene.queries[guarantee][: self.items - len(outcomes)]
-            if not wanted:
-                continue
-            faults = self._open_faults() if guarantee == "patched" and not self.flaw else []
-            for name, answered in trials.ask(guarantee, wanted, faults).items():
-                (outcomes if name == guarantee else self.sabotaged[name]).extend(answered)
-            self.chances[guarantee] += [1.0 / len(query.options) for query in wanted]
-            yield len(wanted)
-
-    def judge_all(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
-        """The findings by guarantee, and by sabotage."""
-        chance = {guarantee: sum(found) / len(found) for guarantee, found in self.chances.items()}
-        wrong = {
-            name: judge(outcomes, chance["patched"], self.sabotaged_kv[name], f"({name})")
-            for name, outcomes in self.sabotaged.items()
-            if outcomes
-        }
-        findings = {}
-        for guarantee, outcomes in self.outcomes.items():
-            found = judge(outcomes, chance[guarantee], self.compared[guarantee], guarantee)
-            bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or not SABOTAGES[n].patch}
-            findings[guarantee] = overrule(doubt(found, bears), self.flaw)
-        return findings, wrong
-
-    def _open_faults(self) -> list[str]:
-        """The faults to ask about: each in the first scene, then those alone that the KV does not show."""
-        return [name for name, kv in self.sabotaged_kv.items() if not (kv.flaw and self.sabotaged[name])]
-
-    def _compare(self, trials: Trials) -> None:
-        first = len(self.shown) == 1
-        self.compared["patched"] &= trials.compare()
-        if first:
-            self.compared["patched"] &= trials.compare_after_moves()
-        # every guarantee is served by what serves patched KV
-        self.flaw = self.flaw or self.compared["patched"].flaw
-        if first and not self.flaw:
-            self.sabotaged_kv = {name: trials.compare_sabotage(name) for name in self.sabotaged}
-        if "survivor" in self.outcomes:
-            self.compared["survivor"] &= trials.compare_survivors()
+        )
+    return tuple(sorted(rows, key=lambda row: GUARANTEES.index(row.guarantee)))

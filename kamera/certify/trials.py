@@ -1,206 +1,158 @@
-"""The windows of a scene: one that serves each guarantee, and those it is compared with."""
+"""The windows that are compared: one document's chunks in one order, served in each way, and prefilled.
+
+All of them show the same tokens at the same positions, so one re-prefill and one blind window serve for all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
-from itertools import chain
+from typing import NamedTuple
 
 import torch
 
-from kamera.certify.kv import KVComparison, Truth, error_of_move, spans_of
-from kamera.certify.metrics import kl
-from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
-from kamera.certify.sabotage import SABOTAGES, Material
-from kamera.certify.verdict import QuestionOutcome
+from kamera.certify.material import LEAVE, Document
+from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
-from kamera.ops import KV, MOST, Patch
+from kamera.ops import KV
 from kamera.store import ChunkStore
-from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import (
-    KameraWindow,
-    former_of,
-    keep_orbit,
-    next_token_logits_of,
-    sequence_of,
-    shown_spans,
-    with_kv,
-)
+from kamera.trust import Guarantee, ReusePolicy, weakest
+from kamera.window import KameraWindow, answer_of, keep_orbit, logits_of_answers, shown_spans
 
-ANSWER_TOKENS = 12
-"""An answer is one word; this leaves room for "The answer is …"."""
+GONE = (1, 2, LEAVE)
+"""Chunks that leave in front of survivors."""
 
-DIVERGENCE = 0.5
-"""Largest divergence of antecedents served as "near" here: one chunk of three differs."""
+ANSWER = 24
+"""Tokens of an answer that are judged, at most."""
 
 
-class Trials:
-    """One scene's chunks, stores and windows. ``policy`` bounds the patches."""
+class Arm(NamedTuple):
+    """A window, the guarantee of its weakest slots, and what of their KV's antecedents has departed."""
 
-    def __init__(self, backbone: HfEngine, scene: ProbeScene, policy: ReusePolicy) -> None:
-        self.backbone, self.scene, self.policy = backbone, scene, policy
-        self.chunks = [backbone.chunk(content) for content in scene.contents]
-        self.store = ChunkStore.open("memory://")
-        self.elsewhere = ChunkStore.open("memory://")  # another chunk in the first place
+    guarantee: Guarantee
+    departed: float | None
+    window: KameraWindow
 
-    def ask(
-        self, guarantee: Guarantee, queries: Sequence[Query], faults: Sequence[str] = ()
-    ) -> dict[str, list[QuestionOutcome]]:
-        """Ask a window that serves KV of this guarantee, one with its chunks blind, and one prefilled.
 
-        Of patched KV what builds with these ``faults`` would serve instead is asked, too. The outcomes are by
-        guarantee and fault.
+class Judged(NamedTuple):
+    """A window against its re-prefill: KL in nats, share of other likeliest tokens, error of the KV itself.
+
+    The first two are means over the ``tokens`` of all answers; the last is relative (L2), a root mean square
+    over layers and channels.
+    """
+
+    tokens: int
+    kl: float
+    flips: float
+    kv: float
+
+
+class Trial:
+    """One document on one engine. ``policy`` bounds the patches."""
+
+    def __init__(self, engine: HfEngine, document: Document, policy: ReusePolicy, system: str | None) -> None:
+        self._engine, self._policy, self._system = engine, policy, system
+        chunks = [engine.chunk(content) for content in document.contents]
+        self._leaving, self._chunks = chunks[:LEAVE], chunks[LEAVE:]
+        self._store = ChunkStore.open("memory://")
+        true = self._window(self._store, self._chunks, ReusePolicy.exact())
+        self._answers = [(q, answer_of(true, q, max_new_tokens=ANSWER)) for q in document.questions]
+        self._reference, self._kv = self._logits(true), _kv(true)
+
+    def arms(self, guarantees: Sequence[Guarantee]) -> Iterator[Arm]:
+        """The window in every way of these guarantees; the blind one is always among them, and last.
+
+        What is formed for one must not serve in another's place: so survivors come first and patches last.
         """
-        window = self._window_of(guarantee)
-        worth = window.slots[-1].guarantee
-        assert worth == guarantee, f"a window that is to serve {guarantee} KV serves {worth}"
-        truths = _answers(self._prefill(TRIALS[guarantee][1]), queries)
-        blind, made = window.fork(), dict[str, list[QuestionOutcome]]()
+        if "survivor" in guarantees:
+            for count in GONE:
+                yield self._survivor(count)
+        if "near" in guarantees:
+            yield self._near()
+        if "orbit" in guarantees:
+            yield self._orbit()
+        patched = self._reused("patched", self._store, self._chunks)
+        if "patched" in guarantees:
+            yield Arm("patched", None, patched)
+        blind = patched.fork()
         for slot in blind.slots:
             blind.condition(slot, False)
-        blinds = _answers(blind, queries)
-        wrong = ((name, with_kv(window, self._sabotaged_kv(name))) for name in faults)
-        for name, asked in chain([(guarantee, window)], wrong):
-            rows = zip(queries, truths, blinds, _answers(asked, queries), strict=True)
-            made[name] = [
-                QuestionOutcome(query.answer, ideal, low, high, kl(far, want), kl(near, want))
-                for query, (ideal, want), (low, far), (high, near) in rows
-            ]
-        return made
+        yield Arm("blind", None, blind)
 
-    # -- the KV itself -------------------------------------------------------------------------
+    def judge(self, window: KameraWindow) -> Judged:
+        """A window's distributions over the tokens of the re-prefill's answers, and its KV, against both."""
+        served, true = self._logits(window), self._reference
+        log_p, log_q = (torch.log_softmax(x.double(), -1) for x in (served, true))
+        kl = (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0.0)
+        flips = (served.argmax(-1) != true.argmax(-1)).double()
+        return Judged(len(kl), float(kl.mean()), float(flips.mean()), kv_error(_kv(window), self._kv))
 
-    def compare(self) -> KVComparison:
-        """Patched KV as the window shows it."""
-        return self._truth.compare(_live_kv(self._patched_window))
+    # -- windows -------------------------------------------------------------------------------------
 
-    def compare_after_moves(self) -> KVComparison:
-        """Patched KV that came back: recalled, and behind chunks that changed places and back."""
-        last = len(self._patched_window) - 1
-        window = self._patched_window.fork()
-        chunk_id = window[last].chunk_id
-        window.evict(last)
-        window.recall(chunk_id)
-        found = self._truth.compare(_live_kv(window))
-        turned = [1, 0, *range(2, last + 1)]
-        window.reorder(turned)
-        window.reorder(turned)
-        return found & self._truth.compare(_live_kv(window))
+    def _survivor(self, count: int) -> Arm:
+        front = self._leaving[-count:]
+        policy = replace(self._policy, on_miss="prefill", on_leave="keep")
+        window = self._window(self._store, [*front, *self._chunks], policy)
+        window.slide(count)
+        gone, before, lost, tokens = sum(chunk.num_tokens for chunk in front), 0, 0.0, 0
+        for slot in window.slots:
+            if slot.guarantee == "survivor":
+                lost, tokens = lost + slot.length * gone / (gone + before), tokens + slot.length
+            before += slot.length
+        return Arm("survivor", lost / tokens, window)
 
-    def compare_survivors(self) -> KVComparison:
-        """Patched KV that stayed while the first chunk left, or the second: as it was, moved."""
-        before = shown_spans(self._patched_window)
-        flaw = ""
-        for gone in (0, 1):
-            window = self._patched_window.fork()
-            window.evict(gone)
-            kept = [i for i in range(len(before)) if i != gone + 1]
-            flaw = flaw or error_of_move(before, shown_spans(window), kept, self.backbone.layout)
-        return KVComparison(flaw=flaw)
+    def _near(self) -> Arm:
+        store, other = ChunkStore.open("memory://"), [self._leaving[-1], *self._chunks[1:]]
+        self._reused("patched", store, other)
+        self._window(store, self._chunks[:1], self._policy)
+        policy = replace(self._policy, minimum="near", max_divergence=1.0, on_miss="prefill")
+        window = self._window(store, self._chunks, policy)
+        _check(window, "near")
+        lost = [2 / (i + 1) for i, slot in enumerate(window.slots) if slot.guarantee == "near"]
+        return Arm("near", sum(lost) / len(lost), window)
 
-    def compare_sabotage(self, name: str) -> KVComparison:
-        """The KV that a sabotaged build would show. Faults of a patch are looked for in the patch's effect
-        alone: a build may take a wrong patch for the stored one."""
-        return self._truth.compare(self._sabotaged_kv(name), said=not SABOTAGES[name].patch)
+    def _orbit(self) -> Arm:
+        window = self._window(self._store, self._chunks, replace(self._policy, on_miss="prefill"))
+        for slot in window.slots[1:]:
+            keep_orbit(window, slot)
+        return Arm("orbit", None, self._reused("orbit", self._store, self._chunks))
 
-    # -- windows -------------------------------------------------------------------------------
-
-    def _window_of(self, guarantee: Guarantee) -> KameraWindow:
-        before, after = TRIALS[guarantee]
-        if guarantee == "patched":
-            return self._patched_window
-        if guarantee == "survivor":
-            window = self._patched_window.fork()
-            window.slide()
-        elif guarantee == "sampled":
-            window = self._sample(self.policy)
-            if window.slots[-1].guarantee != "sampled":  # refused: then the most that a sample may run
-                window = self._sample(replace(self.policy, share=MOST, max_error=1.0))
-        elif guarantee == "near":
-            assert self.stale_patches  # forms the patches behind the other antecedents
-            near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
-            window = self._window(self.elsewhere, after, near)
-        else:
-            window = self._window(self.store, before, replace(self.policy, minimum="orbit"))
-            keep_orbit(window, len(before) - 1)
-            window.reorder([before.index(i) for i in after])
+    def _reused(self, guarantee: Guarantee, store: ChunkStore, chunks: Sequence[Chunk]) -> KameraWindow:
+        """The chunks out of the store: a first window runs what is missing there."""
+        policy = replace(self._policy, minimum=guarantee, on_miss="form", forms="always")
+        for _ in range(2):
+            window = self._window(store, chunks, policy)
+        _check(window, guarantee)
         return window
 
-    def _sample(self, policy: ReusePolicy) -> KameraWindow:
-        """Chunks prefilled in one order, and sampled in another."""
-        before, after = TRIALS["sampled"]
-        sampling = replace(policy, minimum="sampled", forms="returning")
-        window = self._window(ChunkStore.open("memory://"), before, sampling)
-        window.reorder([before.index(i) for i in after])
+    def _window(self, store: ChunkStore, chunks: Sequence[Chunk], policy: ReusePolicy) -> KameraWindow:
+        window = KameraWindow(self._engine, store, self._system, policy=policy)
+        for chunk in chunks:
+            window.append(chunk)
+        window.flush()
         return window
 
-    @cached_property
-    def _patched_window(self) -> KameraWindow:
-        """All chunks out of the store: the first leads, the others are patched."""
-        order = TRIALS["patched"][1]
-        self._window(self.store, order)  # prefilled in context, so that their patches are formed
-        return self._window(self.store, order)
-
-    @cached_property
-    def _exact_window(self) -> KameraWindow:
-        return self._prefill(TRIALS["patched"][1])
-
-    def _prefill(self, order: Order) -> KameraWindow:
-        """Each chunk prefilled in context; only their vision encodes come from the store."""
-        return self._window(self.store, order, ReusePolicy.exact())
-
-    def _window(self, store: ChunkStore, order: Order, policy: ReusePolicy | None = None) -> KameraWindow:
-        window = KameraWindow(self.backbone, store, self.scene.system, policy=policy or self.policy)
-        for i in order:
-            window.append(self.chunks[i])
-        return window
-
-    # -- sabotage ------------------------------------------------------------------------------
-
-    @cached_property
-    def _truth(self) -> Truth:
-        spans = spans_of(self._patched_window, sequence_of(self._exact_window).position_ids)
-        return Truth(spans, _live_kv(self._exact_window), self.backbone.layout, self.policy.budget)
-
-    @cached_property
-    def stale_patches(self) -> dict[str, Patch]:
-        """The chunks' patches formed behind another first chunk, by chunk."""
-        other = self._window(self.elsewhere, TRIALS["near"][0])
-        found = {}
-        for slot in other.slots[1:]:
-            record = self.elsewhere.get_patch(former_of(other).context, slot.chunk_id, slot.antecedents)
-            assert record is not None, "it was formed when the chunk was prefilled"
-            found[slot.chunk_id] = record.patch.truncate(self.policy.rank)
-        return found
-
-    def _sabotaged_kv(self, name: str) -> list[KV]:
-        """The KV that a sabotaged build would show for the chunks of the patched window."""
-        spans, layout = self._truth.spans, self.backbone.layout
-        placed = zip(self._patched_window.slots, spans, strict=True)
-        patched = [(slot.chunk_id, span, span.patch) for slot, span in placed if span.patch is not None]
-        shown = [spans[0].kv]
-        for n, (chunk_id, span, patch) in enumerate(patched):
-            another, stale = patched[n - 1][2], self.stale_patches[chunk_id]
-            of = Material(span.kv, patch, layout, span.offset, another, stale, seed=n)
-            shown.append(of.under(SABOTAGES[name]).served_kv())
-        return shown
+    def _logits(self, window: KameraWindow) -> torch.Tensor:
+        return torch.cat(logits_of_answers(window, self._answers))
 
 
-def _live_kv(window: KameraWindow) -> list[KV]:
-    """The KV of every chunk, read back from the window's live cache."""
+def kv_error(served: Sequence[KV], true: Sequence[KV]) -> float:
+    """Relative L2 error of some chunks' KV, a root mean square over layers and channels."""
+    off, whole = dict[tuple[int, str], torch.Tensor](), dict[tuple[int, str], torch.Tensor]()
+    for ours, want in zip(served, true, strict=True):
+        for group, (a, b) in enumerate(zip(ours.parts, want.parts, strict=True)):
+            for name, x in b.items():  # [layers, heads, tokens, dim]
+                for sums, values in ((off, a[name].double() - x.double()), (whole, x.double())):
+                    key, energy = (group, name), values.square().sum((1, 2, 3))
+                    sums[key] = sums[key] + energy if key in sums else energy
+    return float(torch.cat([off[key] / whole[key] for key in off]).mean().sqrt())
+
+
+def _kv(window: KameraWindow) -> list[KV]:
+    """The KV of every chunk as the live cache shows it."""
     return [span.kv for span in shown_spans(window)[1:]]
 
 
-def _answers(window: KameraWindow, queries: Sequence[Query]) -> list[tuple[str, torch.Tensor]]:
-    """The answer to each question ("" for none of its options), and the next-token logits ``[vocabulary]``.
-
-    The likeliest next token is the answer if it names an option; else the model generates words.
-    """
-    backbone, made = former_of(window).backbone, []
-    rows = next_token_logits_of(window, [query.text for query in queries])
-    for query, row in zip(queries, rows, strict=True):
-        answer = query.read(backbone.builder.detokenize(row.argmax()[None].cpu()) or "")
-        words = "" if answer else window.generate(query.text, max_new_tokens=ANSWER_TOKENS, do_sample=False)
-        made.append((answer or query.read(str(words)), row))
-    return made
+def _check(window: KameraWindow, guarantee: Guarantee) -> None:
+    worth = weakest(slot.guarantee for slot in window.slots)
+    assert worth == guarantee, f"a window that is to serve {guarantee} KV serves {worth}"

@@ -1,115 +1,117 @@
-"""``kamera certify``: which reused KV may this model serve?"""
+"""``kamera certify``: what does each kind of reused KV lose on this model?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from kamera.certify import ITEMS, TRIALS
-from kamera.certify import certify as probed
+from kamera.certify import DEFAULT, DOCUMENTS, MEASURED, CertifyReport, Estimate
+from kamera.certify import certify as measured
 from kamera.cli.command import command
-from kamera.cli.options import Form, Loading, Model, PatchBytes, Quiet
+from kamera.cli.options import File, Form, Loading, Model, PatchBytes, Quiet, writable
 from kamera.cli.output import Output, facts_table, listing
-from kamera.trust import Certificate, Estimate, Finding, ReusePolicy
-from kamera.window.certified import certificate_home
-
-Scenes = Literal["pages", "world"]
-"""Scenes of the probe: pages of English for models that read, the synthetic world for the shipped one."""
+from kamera.trust import ReusePolicy
 
 
 @command
 def certify(
     model: Model,
     loading: Loading,
-    rank: Annotated[
-        int, typer.Option(min=1, help="Rank of the patches; the certificate serves policies of this rank.")
-    ] = ReusePolicy.rank,
-    patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
-    probe: Annotated[
-        Scenes | None, typer.Option(help="Questions of the probe (default: pages; world for 'testbed').")
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILES]...", help="Pictures and texts to read (default: Kamera's own)."),
     ] = None,
-    items: Annotated[int, typer.Option(min=1, help="Questions to ask about each guarantee.")] = ITEMS,
-    format: Form = "table",
-    output: Annotated[
+    question: Annotated[
+        list[str] | None,
+        typer.Option(help="What is asked about your files; give it again for more."),
+    ] = None,
+    documents: Annotated[
+        int, typer.Option(min=1, help="Documents of eight pictures or passages to read.")
+    ] = DOCUMENTS,
+    guarantee: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(MEASURED)}; again for more (default: all but near)."),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the patches.")] = ReusePolicy.rank,
+    patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
+    report: Annotated[
         Path | None,
         typer.Option(
-            file_okay=False,
-            help="Directory for the certificate (default: KAMERA_CERTIFICATES, or the user's).",
+            dir_okay=False,
+            callback=writable,
+            help="File for the report (default: certify-MODEL.json, here).",
         ),
     ] = None,
+    format: Form = "table",
+    output: File = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what a model loses with reused KV, and write a certificate.
+    """Measure what each guarantee loses against a re-prefill, and write a report.
 
-    For each guarantee (patched, sampled, orbit, survivor, near) it says whether it is safe. Builds that are
-    wrong on purpose get the same questions and must be found unsafe. Exit code 0: patched KV is safe. 1: it
-    is not, or the probe cannot tell. The certificate is written in every case; windows serve what is safe.
+    KL and flipped tokens over the re-prefill's own answers, with 95 % intervals over documents, for patched,
+    orbit, survivor and blind KV. ReusePolicy.from_report(FILE, max_kl=...) makes a policy of it.
     """
-    folder = certificate_home() if output is None else output
-    if folder is None:  # checked before the model is loaded
-        raise ValueError("this user has no home for a certificate: give --output, or set KAMERA_CERTIFICATES")
-    out = Output(format, None, quiet)
-    scenes = probe or ("world" if model == "testbed" else "pages")
+    unknown = [name for name in guarantee or () if name not in MEASURED]
+    if unknown:  # checked before the model is loaded
+        raise ValueError(f"guarantee {unknown[0]!r} is none of {', '.join(MEASURED)}")
+    out = Output(format, output, quiet)
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-")
+    path = report or Path(f"certify-{name}.json")
     backbone = loading.load(model, show_progress=out.shows_progress)
-    with out.progress(items * len(TRIALS), "question") as bar:
-        certificate = probed(
+    with out.progress(documents, "document") as bar:
+        made = measured(
             backbone,
-            probe=scenes,
-            items=items,
+            files or (),
+            questions=question or (),
+            documents=documents,
             rank=rank,
             patch_bytes=patch_bytes or None,
+            guarantees=[g for g in MEASURED if g in guarantee] if guarantee else DEFAULT,
             model=model,
             bar=bar,
         )
-    path = certificate.write(folder)
-    out.write({**asdict(certificate), "path": str(path)}, _tables(certificate, path))
-    if certificate.refusal("patched") is not None:
-        raise typer.Exit(1)
+    made.write(path)
+    out.write({**asdict(made), "path": str(path)}, _tables(made, path))
 
 
-def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
-    yield facts_table(certificate.model, _facts(certificate, path))
-    groups: dict[str, Mapping[Any, Finding]] = {
-        "served": certificate.findings,
-        "wrong on purpose": certificate.sabotages,
-    }
-    for what, findings in groups.items():
-        yield ""
-        yield listing(
-            "",
-            (what, "verdict", "re-prefill", "blind", "served", "eta", "flip-recover"),
-            [_row(name, finding) for name, finding in findings.items()],
+def _tables(made: CertifyReport, path: Path) -> Iterator[Table | str]:
+    budget = (
+        "as the rank takes" if made.patch_bytes is None else f"at most {made.patch_bytes:.3g} of the KV's"
+    )
+    yield facts_table(
+        made.model,
+        [
+            ("fingerprint", made.fingerprint),
+            ("dtype", made.dtype),
+            ("versions", ", ".join(f"{name} {version}" for name, version in made.versions.items())),
+            ("rank", made.rank),
+            ("patch bytes", budget),
+            ("read", f"{made.rows[0].documents} documents of {made.material}"),
+            ("judged", f"{made.rows[0].tokens} tokens of answers, 95 % intervals over documents"),
+            ("report", path),
+        ],
+    )
+    yield ""
+    columns = ("guarantee", "departed", "KL (nats)", "eta", "flips", "KV error")
+    rows = [
+        (
+            row.guarantee,
+            "-" if row.departed is None else f"{row.departed:.2f}",
+            _show(row.kl, ".2g"),
+            "-" if row.eta is None or row.guarantee == "blind" else _show(row.eta, ".2f"),
+            _show(row.flips, ".3f"),
+            _show(row.kv, ".2g"),
         )
-        yield from (f"{name}: {finding.reason}" for name, finding in findings.items())
-
-
-def _facts(certificate: Certificate, path: Path) -> list[tuple[str, object]]:
-    grounds, finding = certificate.grounds, certificate.findings["patched"]
-    share, limit = grounds.budget.share, grounds.position_limit
-    return [
-        ("fingerprint", grounds.fingerprint),
-        ("dtype", grounds.dtype),
-        ("vocabulary", grounds.vocabulary),
-        ("positions", "without end" if limit is None else f"below {limit}"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in grounds.versions.items())),
-        ("rank", grounds.budget.rank),
-        ("patch bytes", "as the rank takes" if share is None else f"at most {share:.3g} of the KV's"),
-        ("probe", f"{certificate.probe}, {finding.n} questions a guarantee, chance {finding.chance:.2f}"),
-        ("written to", path),
+        for row in made.rows
     ]
+    yield listing("", columns, rows)
 
 
-def _row(name: str, finding: Finding) -> tuple[str, ...]:
-    numbers = (finding.reprefill, finding.blind, finding.served, finding.eta, finding.flip_recover)
-    return (name, finding.verdict, *map(_share, numbers))
-
-
-def _share(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "-"
-    return f"{estimate.mean:.2f} ({estimate.low:.2f}..{estimate.high:.2f})"
+def _show(estimate: Estimate, form: str) -> str:
+    return f"{estimate.mean:{form}} ({estimate.low:{form}}..{estimate.high:{form}})"

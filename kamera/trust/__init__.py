@@ -1,6 +1,6 @@
 """Guarantees, policies, certificates, proofs: values, and decisions that run no model."""
 
-from kamera.trust.certificate import Certificate, Estimate, Finding, Grounds, Verdict
+from kamera.trust.certificate import Certificate, Finding, Grounds, Verdict
 from kamera.trust.guarantee import (
     FAR,
     GUARANTEES,
@@ -24,6 +24,7 @@ from kamera.trust.policy import (
     policy_of,
 )
 from kamera.trust.proof import Proof, compare, kv_error
+from kamera.trust.report import CertifyReport, Estimate, Losses
 from kamera.trust.sketch import sketch
 from kamera.trust.terms import Permit, Terms, permit_of, terms_of
 
@@ -34,10 +35,12 @@ __all__ = [
     "ArchiveRule",
     "AuditFinding",
     "Certificate",
+    "CertifyReport",
     "Estimate",
     "Finding",
     "Grounds",
     "Guarantee",
+    "Losses",
     "OnLeave",
     "OnMiss",
     "Permit",

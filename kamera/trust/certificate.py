@@ -15,21 +15,13 @@ from kamera.errors import InvalidCertificate, StoreError
 from kamera.files import publish_file
 from kamera.ops import PatchBudget
 from kamera.trust.guarantee import GUARANTEES, Guarantee
+from kamera.trust.report import Estimate
 
 FORMAT, _REMEDY = 2, "run kamera certify MODEL --output DIR"
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
 
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 """What a probe finds of a guarantee."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A share or mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from kamera.errors import quote
 from kamera.ops import MOST, PatchBudget, layers_of
 from kamera.trust.guarantee import GUARANTEES, Guarantee, at_least
 from kamera.trust.proof import Proof
+from kamera.trust.report import CertifyReport
 
 OnMiss = Literal["sample", "form", "prefill", "blind"]
 """What happens to a chunk for which nothing that is stored reaches the policy's minimum."""
@@ -112,6 +113,17 @@ class ReusePolicy:
     def exact(cls) -> ReusePolicy:
         """Serve only KV equal to a re-prefill: chunks whose antecedents change are prefilled."""
         return cls(minimum="exact", on_miss="prefill")
+
+    @classmethod
+    def from_report(cls, path: str | os.PathLike[str], *, max_kl: float) -> ReusePolicy:
+        """The policy whose every guarantee lost at most ``max_kl`` nats in a report of `kamera certify`.
+
+        The upper end of each 95 % interval counts (`CertifyReport.settings`). Nothing ties the policy to the
+        model that was measured. Raises InvalidReport for a report that is missing or damaged, ValueError for
+        a bound that is no positive number.
+        """
+        settings = CertifyReport.read(path).settings(max_kl)
+        return cls(**{name: value for name, value in settings.items() if name in cls.__dataclass_fields__})
 
     @classmethod
     def balanced(cls) -> ReusePolicy:

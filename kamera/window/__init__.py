@@ -9,12 +9,14 @@ from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome, Trace, read_events, read_trace
 from kamera.window.file import Saved, SealedFile, refuse_malformed
 from kamera.window.functions import (
+    answer_of,
     cut_text,
     expect,
     former_of,
     keep_first,
     keep_kv,
     keep_orbit,
+    logits_of_answers,
     next_token_logits_of,
     respond,
     search,
@@ -66,6 +68,7 @@ __all__ = [
     "Times",
     "Trace",
     "WindowMemory",
+    "answer_of",
     "anticipate",
     "cut_text",
     "expect",
@@ -75,6 +78,7 @@ __all__ = [
     "keep_kv",
     "keep_orbit",
     "library_versions",
+    "logits_of_answers",
     "next_token_logits_of",
     "read_events",
     "read_trace",

@@ -129,6 +129,15 @@ class Asker:
         self._stage.show(self.state, Tally())
         return torch.cat(self._backbone.ask(ids, positions, self._stage.live))
 
+    def logits_of_answers(self, asked: Sequence[tuple[Question, torch.Tensor]]) -> list[torch.Tensor]:
+        """Logits ``[tokens, vocabulary]`` from which each answer's tokens were, or would be, drawn."""
+        pairs = [(self.question_ids(question), answer) for question, answer in asked]
+        texts = [torch.cat([ids, answer.to(ids)])[:-1] for ids, answer in pairs]
+        positions = text_behind(self._stage, self.state, max(texts, key=len))
+        self._stage.show(self.state, Tally())
+        every = self._backbone.ask(texts, positions, self._stage.live, every=True)
+        return [rows[-len(answer) :] for rows, (_, answer) in zip(every, pairs, strict=True)]
+
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
         sequence = sequence_behind(self._stage, self.state, self.question_ids(question))

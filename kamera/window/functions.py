@@ -167,6 +167,22 @@ def next_token_logits_of(window: KameraWindow, questions: Sequence[Question]) ->
 
 
 @one_at_a_time
+def answer_of(window: KameraWindow, question: Question, *, max_new_tokens: int) -> torch.Tensor:
+    """Token ids ``[new]`` of the likeliest answer, of at most so many tokens."""
+    window._check_backbone()
+    return window._asker().answer_ids(question, max_new_tokens=max_new_tokens, do_sample=False)[0]
+
+
+@one_at_a_time
+def logits_of_answers(
+    window: KameraWindow, asked: Sequence[tuple[Question, torch.Tensor]]
+) -> list[torch.Tensor]:
+    """Logits ``[tokens, vocabulary]`` of the tokens of each answer, for questions and answers."""
+    window._check_backbone()
+    return window._asker().logits_of_answers(asked)
+
+
+@one_at_a_time
 def respond(window: KameraWindow, /, question: Question, request: Request | Plan, **options: Any) -> Response:
     """Run a request or a plan, and answer a question behind it; new chunks share its forward.
 

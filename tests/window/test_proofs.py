@@ -8,20 +8,14 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.certify.sabotage import SABOTAGES, Material
-from kamera.engines import Span
 from kamera.engines.hf import HfEngine
-from kamera.errors import NotRelocatable
-from kamera.ops import Patch, apply_patch, patch_of, relocate_kv
-from kamera.patches import Prover, prefill_anchor
+from kamera.patches import prefill_anchor
 from kamera.patches.proving import DOUBLINGS
 from kamera.trust.proof import KV_BOUND
-from kamera.window import Append, expect, former_of, next_token_logits_of, shown_spans
-from lab.paper.draw import HELD_OUT, MAIN, MANY, NEW, Stage
-from lab.proofs.measure import before_of, facts_of
-from tests.engines.compare import worst
+from kamera.window import expect, former_of, next_token_logits_of
+from lab.paper.draw import HELD_OUT, Stage
 from tests.window.certificates import but, certificate
-from tests.window.rig import QUESTION, guarantees, is_a_reprefill, make, rig, same_bits
+from tests.window.rig import QUESTION, guarantees, is_a_reprefill, make, rig
 
 RANK = 64
 PROVING = ReusePolicy(rank=RANK, certified=True, withheld=frozenset({"survivor"}), forms="always")
@@ -235,157 +229,3 @@ def test_a_certificate_that_found_patches_unsafe_outweighs_proofs(pieces):
     untold = certificate(backbone, RANK, findings=but("patched", "cannot tell", "too few"))
     window = make(backbone, store, a, b, policy=PROVING, certificate=untold)
     assert guarantees(window) == ["exact", "patched"]
-
-
-# -- what a proof sees -----------------------------------------------------------------------------
-
-
-def material(stage: Stage):
-    """The scene of an items frame, a sound patch, and those of a wrong place and of another chunk."""
-    scene, other = stage.scene(MAIN), stage.scene((*NEW[:2], MAIN[0]))
-    patch, stale = (patch_of(s.delta, RANK, s.dtype).patch for s in (scene, other))
-    elsewhere = stage.scene(MAIN[::-1])
-    another = patch_of(elsewhere.delta, RANK, scene.dtype).patch
-    return scene, Material(scene.canonical, patch, scene.layout, scene.offset, another, stale, seed=0)
-
-
-def test_a_sound_patch_proves_itself_to_questions_it_never_heard(stage, shipped):
-    scene, of = material(stage)
-    prover = Prover(shipped, stage.anchor, 0.05)
-    span = Span(scene.canonical, of.patch, scene.offset)
-    proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
-    assert proof.holds_at(0.05) and proof.questions == 6
-    trial = stage.trial(MAIN, MANY)
-    judged = trial.judge_kv(scene.patched(of.patch))
-    assert judged.kl[judged.hops > 1].max() <= 0.05
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *("no rotation", "rotated twice", "K not patched", "V not patched"),
-        *("another chunk's patch", "random patch", "stale patch"),
-    ],
-)
-def test_no_wrong_build_proves_itself(stage, shipped, fault):
-    scene, of = material(stage)
-    prover = Prover(shipped, stage.anchor, 0.05)
-    served = Span(of.under(SABOTAGES[fault]).served_kv(), None, (0,) * shipped.axes)
-    proof = prover.proof(scene.delta, scene.conditioned, served, facts_of(scene), before_of(scene))
-    assert not proof.holds_at(0.05), proof
-    assert proof.kl > 0.5, "far beyond any tolerance"
-    assert proof.kv > 2 * KV_BOUND, "and beyond any doubt"
-
-
-def test_an_axis_that_answers_do_not_miss_is_missed_in_the_kv(stage, shipped):
-    """The w axis not rotated: its answers were within the tolerance in 5 of 6 windows."""
-    scene, of = material(stage)
-    prover = Prover(shipped, stage.anchor, 0.05)
-    offset = (*scene.offset[:2], 0)
-    span = Span(apply_patch(scene.canonical, of.patch, scene.layout, offset), None, (0,) * shipped.axes)
-    proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
-    assert proof.kl <= 0.05 and proof.flips == 0
-    assert proof.kv > KV_BOUND and not proof.holds_at(0.05)
-
-
-def test_blind_reuse_does_not_prove_itself(stage, shipped):
-    scene, of = material(stage)
-    prover = Prover(shipped, stage.anchor, 0.05)
-    empty = Patch.of(tuple({} for _ in of.patch.layers))
-    span = Span(scene.canonical, empty, scene.offset)
-    proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
-    assert not proof.holds_at(0.05)
-    assert proof.kv >= 1.0
-
-
-# -- bookkeeping -----------------------------------------------------------------------------------
-
-
-def test_proofs_are_later_work_and_in_no_report(pieces):
-    backbone, (a, b, c, _) = pieces
-    window = make(backbone, None, policy=replace(PROVING, audit=0.0))
-    window.flush()
-    probe = window.usage().later
-    window.next_token_logits(QUESTION)
-    for chunk in (a, b, c):
-        plan = window.plan(Append(chunk))
-        report = window.append(chunk)
-        assert (report.forwards, report.tokens_recomputed) == (plan.cost.forwards, plan.cost.tokens)
-    window.flush()
-    proofs = [row.proof for row in rows(former_of(window).store)]
-    assert len(proofs) == 2 and all(proof.tokens for proof in proofs)
-    later = window.usage().later
-    # each question behind the true KV and behind the patched KV
-    assert later.forwards == probe.forwards + sum(2 * proof.questions for proof in proofs)
-    assert later.tokens == probe.tokens + sum(2 * proof.tokens for proof in proofs)
-
-
-def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
-    backbone, (a, b, _, text) = pieces
-    store, seen = ChunkStore.open("memory://"), []
-    untold = certificate(backbone, RANK, findings=but("patched", "cannot tell", "too few"))
-    policy = replace(PROVING, withheld=frozenset())
-    window = make(backbone, store, policy=policy, certificate=untold)
-    window.next_token_logits(QUESTION)
-    for chunk in (a, b, text):
-        window.append(chunk, archive="later")
-    window.evict(1)  # the text moves up and survives
-    window.flush()
-    stood = shown_spans(window)[2].kv
-    true_form = Prover.form
-
-    def form(self, budget, deltas, canonical, true, facts, before):
-        seen.append((true, before))
-        return true_form(self, budget, deltas, canonical, true, facts, before)
-
-    monkeypatch.setattr(Prover, "form", form)
-    window.evict(1)  # it leaves, and its patch behind both is formed
-    window.flush()
-    ((true, before),) = seen
-    moved = relocate_kv(true, backbone.layout, before.offset)
-    assert any(before.offset) and worst(moved, stood) <= 1e-5
-    assert len(before.spans) == 2 and [f.chunk_id for f in before.chunks] == [a.id]
-    assert {row.chunk_id: row.proof.holds_at(0.05) for row in rows(store)}[text.id]
-
-
-def test_a_saved_proof_is_loaded_and_served_on(pieces, tmp_path):
-    backbone, (a, b, c, _) = pieces
-    store = ChunkStore.open("memory://")
-    asking(backbone, store, a, b, c)
-    window = make(backbone, store, a, b, c, policy=PROVING)
-    window.save(tmp_path / "saved")
-    with backbone.measure() as work:
-        again = KameraWindow.load(tmp_path / "saved", backbone, store)
-    assert work.forwards == 0 and guarantees(again) == ["exact", "patched", "patched"]
-    assert all(same_bits(shown_spans(again)[i + 1].kv, shown_spans(window)[i + 1].kv) for i in range(3))
-    proofs = [seat.source.proof for seat in again._state.seats.seats]
-    assert proofs == [seat.source.proof for seat in window._state.seats.seats] and proofs[1] is not None
-
-
-@pytest.mark.parametrize("error", [NotRelocatable("past the end"), torch.OutOfMemoryError("no room")])
-def test_a_proof_that_cannot_be_asked_fails_no_operation(pieces, monkeypatch, error):
-    backbone, (a, b, *_) = pieces
-    store = ChunkStore.open("memory://")
-
-    plain = HfEngine.ask
-
-    def ask(self, texts, positions, behind, *, every=False):
-        if every:
-            raise error
-        return plain(self, texts, positions, behind)
-
-    monkeypatch.setattr(HfEngine, "ask", ask)
-    window = asking(backbone, store, a, b)
-    assert guarantees(window) == ["exact", "exact"] and is_a_reprefill(window, [a, b])
-    assert [row.proof.tokens for row in rows(store)] == [0]
-    assert guarantees(make(backbone, store, a, b, policy=PROVING)) == ["exact", "exact"]
-
-
-def test_only_the_last_questions_are_remembered(pieces):
-    backbone, _ = pieces
-    window = make(backbone, None, policy=PROVING)
-    for first in (9, 10, 11, 12, 13, 13):
-        window.next_token_logits(torch.tensor([first, 5, 6]))
-    asked = window._stage.former.prover.remembered_questions
-    assert [int(ids[0]) for ids in asked] == [10, 11, 12, 13]
-    assert window.fork()._stage.former.prover is window._stage.former.prover

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kamera.certify import fit_rows, random_like
+import torch
+
 from kamera.eval.arms.plain import Blind
 from kamera.eval.desk import Desk
-from kamera.ops import Patch, form_patch
+from kamera.ops import LowRank, Patch, floats, form_patch
 
 
 class Patched(Blind):
@@ -55,7 +56,7 @@ class RandomPatched(Patched):
     def patch_at(self, index: int) -> Patch | None:
         """Noise, equal for equal places."""
         true = super().patch_at(index)
-        return None if true is None else random_like(true, index)
+        return None if true is None else _random_like(true, index)
 
 
 class OtherPatched(Patched):
@@ -65,4 +66,30 @@ class OtherPatched(Patched):
         """That of the next unit; of the second one for the last."""
         true = super().patch_at(index)
         other = super().patch_at(index + 1 if index + 1 < len(self.order) else 1)
-        return None if true is None or other is None else fit_rows(other, true)
+        return None if true is None or other is None else _fit_rows(other, true)
+
+
+def _fit_rows(patch: Patch, to: Patch) -> Patch:
+    """``patch`` with as many tokens as ``to``: its rows repeat from the first when they run out."""
+    layers = []
+    for layer, model in zip(patch.layers, to.layers, strict=True):
+        fitted = {}
+        for name in layer.keys() & model.keys():
+            left, tokens = floats(layer[name].left), model[name].left.shape[0]
+            fitted[name] = LowRank(left[torch.arange(tokens) % left.shape[0]], layer[name].right)
+        layers.append(fitted)
+    return Patch.of(tuple(layers))
+
+
+def _random_like(patch: Patch, seed: int) -> Patch:
+    """A random patch of the same rank and norm, layer by layer and channel by channel."""
+    drawn = torch.Generator().manual_seed(seed)
+    layers = ({name: _noise(low, drawn) for name, low in layer.items()} for layer in patch.layers)
+    return Patch.of(tuple(layers))
+
+
+def _noise(factors: LowRank, drawn: torch.Generator) -> LowRank:
+    true = factors.dense()
+    left, right = (torch.randn(n, factors.rank, generator=drawn, dtype=torch.float32) for n in true.shape)
+    scale = float(true.float().norm()) / float((left @ right.T).norm())
+    return LowRank((left * scale).to(true.device), right.to(true.device))
