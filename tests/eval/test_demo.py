@@ -3,6 +3,7 @@
 from tests.cli.run import kamera
 
 
+@pytest.mark.slow
 def test_the_demo_is_right_after_every_operation_and_cheaper(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     clips = tmp_path / "clips"

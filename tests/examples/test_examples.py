@@ -37,6 +37,7 @@ def test_video_agent_recalls_without_encoding_and_is_right(run):
     assert answer == truth
 
 
+@pytest.mark.slow
 def test_video_agent_takes_a_model_and_a_video(run, tmp_path):
     from kamera import testbed
 
@@ -58,6 +59,7 @@ def test_every_example_explains_its_options(name, monkeypatch, capsys):
     assert ended.value.code == 0 and "--model" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eval_mm_niah.py", "eval_milebench.py"])
 def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(run, name):
     rows = {line.split()[0]: line.split() for line in run(name, "--limit", "1").splitlines()}
@@ -91,6 +93,7 @@ def test_a_screenshot_agent_prefills_less_than_a_prefix_cache(run):
     assert kamera < prefix
 
 
+@pytest.mark.slow
 def test_a_screenshot_agent_that_anticipates_prefills_its_new_tokens_alone(run):
     command = ["screenshot_agent.py", "--steps", "6", "--mode", "forget", "--anticipate"]
     rows = [line.split() for line in run(*command).splitlines()[1:]]
@@ -100,6 +103,7 @@ def test_a_screenshot_agent_that_anticipates_prefills_its_new_tokens_alone(run):
     assert later >= 2 * (488 - 158), "what the turns would have run, later"
 
 
+@pytest.mark.slow
 def test_a_coding_agent_prefills_less_than_a_prefix_cache(run):
     out = run("coding_agent.py", "--steps", "6").splitlines()
     rows, total = [line.split() for line in out[1:7]], out[7].split()
@@ -110,6 +114,7 @@ def test_a_coding_agent_prefills_less_than_a_prefix_cache(run):
     assert int(out[8].split()[1]) > int(out[8].split()[-1]) > 0
 
 
+@pytest.mark.slow
 def test_a_zoom_commits_the_branch_that_answers_right_and_runs_less_than_branches_anew(run):
     lines = run("zoom.py").splitlines()
     answer, truth = next(line for line in lines if "(truth: " in line).split("'")[1::2]

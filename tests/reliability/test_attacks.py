@@ -39,6 +39,7 @@ def test_two_tenants_of_one_directory_lose_no_object_and_no_pin() -> None:
     assert figures["done"]["acknowledged"] and figures["done"]["acknowledged pins"]
 
 
+@pytest.mark.slow
 @ROOT_ONLY
 @pytest.mark.attack("full_disk")
 def test_a_full_file_system_is_read_collected_and_deleted_from() -> None:
@@ -47,6 +48,7 @@ def test_a_full_file_system_is_read_collected_and_deleted_from() -> None:
     assert figures["done"]["steps"] == 10 and figures["done"]["acknowledged"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BINARY is None, reason=MISSING)
 @pytest.mark.attack("foreign")
 @pytest.mark.parametrize("kinds", [{"redis": ["list", "not UTF-8"]}, {"s3": [".."]}], ids=["redis", "s3"])
@@ -58,6 +60,7 @@ def test_foreign_keys_in_a_remote_change_nothing(kinds: dict[str, list[str]]) ->
     assert figures["done"]["foreign keys"] == 3 * sum(map(len, kinds.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.attack("saves")
 def test_windows_saved_into_one_directory_are_loaded_whole() -> None:
     figures = saves.run(2, seed=1)
@@ -88,6 +91,7 @@ def test_a_link_is_neither_followed_nor_in_the_way(whole: Path, tmp_path: Path, 
     assert figures["findings"] == 0, figures["found"]
 
 
+@pytest.mark.slow
 @pytest.mark.attack("bombs")
 @pytest.mark.parametrize("bomb", bombs._bombs(0))
 def test_a_bomb_costs_no_memory_and_hides_no_neighbour(whole: Path, tmp_path: Path, bomb: str) -> None:

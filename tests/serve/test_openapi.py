@@ -121,6 +121,7 @@ def api_served():
 IDS = ("../../etc/passwd", "%2e%2e%2f", "x" * 5000, "a%09b", "resp_", "null", "é", "-1", "0' OR 1=1", "%00")
 
 
+@pytest.mark.slow
 def test_hundreds_of_hostile_requests_get_a_4xx_and_no_other_keys_words(api_served: Served):
     """Bodies changed at random, ids that are paths or huge, over all paths, by the other key."""
     secret = "a-secret-of-the-first-key"

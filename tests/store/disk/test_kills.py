@@ -94,6 +94,7 @@ def test_an_object_of_two_versions_is_told_from_a_whole_one() -> None:
     assert rig.version_of(one) == -1
 
 
+@pytest.mark.slow
 def test_no_call_that_fails_loses_anything() -> None:
     found = faults.run(4, seed=5)
     assert found["unexpected"] == []
