@@ -1,5 +1,7 @@
 """The demo's table, on the shipped backbone, as its command gives it."""
 
+import pytest
+
 from tests.cli.run import kamera
 
 
