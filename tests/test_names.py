@@ -1,12 +1,10 @@
-"""Names that docstrings and pages tell are those of the package: none of a former name, none misspelt.
+"""Names that docstrings tell are those of the package: none of a former name, none misspelt.
 
-In docstrings single backticks are references, and double ones text. Of a page's code spans these are names:
-``kamera.x.y``, ``Class.member``, ``call(…)`` and files of Python. Nothing is imported.
+Single backticks are references, and double ones text. Nothing is imported. Pages: ``test_pages.py``.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import functools
 import re
@@ -15,24 +13,12 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.pages import PAGES, TOP
-
-ELSEWHERE = {
-    *("AutoProcessor", "LLM", "Request.update_block_hashes", "cryptography", "flock"),
-    *("ChatOpenAI", "OpenAIServerModel", "H", "B", "Bₖ", "increase"),
-    *("listener", "policy"),  # what a caller gives, called
-    *("kamera.dropped", "kamera.guarantee", "kamera.session_id"),  # of answers, recipes' extras, requests
-}
-"""Names of other libraries, of callers, of JSON and of mathematics."""
+ELSEWHERE = {"Request.update_block_hashes", "cryptography", "flock"}
+"""Names of other libraries."""
 
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_DIGEST = re.compile(r"kamera\.[\w.-]+\.v\d+")
-_FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_OF_TODAY = [page for page in PAGES if "results" not in page.parts]
-"""Pages but those of results, which tell what was then."""
+TOP = Path(__file__).parents[1]
 
 
 @functools.cache
@@ -131,44 +117,4 @@ def test_every_reference_of_a_docstring_is_a_name_of_the_package():
             is_other = name in ELSEWHERE or name.split(".")[0] in others
             if _NAME.fullmatch(name) and not is_other and not _is_known(name):
                 wrong.append(f"{module}: `{span}`")
-    assert wrong == []
-
-
-def _in_page(span: str) -> str | None:
-    """The name in a page's code span, if it is one of those that are looked up."""
-    match = _NAME.match(span)
-    if match is None or _DIGEST.fullmatch(span):
-        return None
-    name, rest = match[0], span[match.end() :]
-    is_member = "." in name and name.split(".")[0] in _members()
-    is_call = rest.startswith("(") and "." not in name
-    return name if name.startswith("kamera.") or is_member or is_call else None
-
-
-@functools.cache
-def _files() -> set[str]:
-    folders = ("kamera", "lab", "tests", "examples")
-    return {path.name for folder in folders for path in (TOP / folder).rglob("*.py")}
-
-
-def _imports(code: str) -> Iterator[str]:
-    """Names of ours that a block of code imports."""
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("kamera", "lab"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-@pytest.mark.parametrize("page", _OF_TODAY, ids=lambda page: page.relative_to(TOP).as_posix())
-def test_every_name_that_a_page_tells_is_there(page: Path):
-    text, wrong = page.read_text(encoding="utf-8"), list[str]()
-    for span in _SPAN.findall(_FENCE.sub("", text)):
-        name = _in_page(span)
-        if re.fullmatch(r"[\w/]+\.py", span):
-            wrong += [] if span.rpartition("/")[2] in _files() else [span]
-        elif name is not None and name not in ELSEWHERE and not hasattr(builtins, name):
-            is_call = "." not in name and span.startswith(f"{name}(")
-            wrong += [] if name in _callables() or (_is_known(name) and not is_call) else [span]
-    for language, code in _FENCE.findall(text):
-        names = _imports(code) if language == "python" and ">>>" not in code else ()
-        wrong += [name for name in names if not _is_known(name)]
     assert wrong == []

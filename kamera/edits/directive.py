@@ -15,7 +15,7 @@ from kamera.content import Rendered
 from kamera.errors import InvalidDirective, quote
 
 Mode = Literal["amortize", "repair", "forget", "auto"]
-"""What becomes of the chunks behind an edited span (docs/edits.md)."""
+"""What becomes of the chunks behind an edited span (docs/sessions.md)."""
 Unit = Literal["tokens", "messages", "segments"]
 """What a span is counted in."""
 Snap = Literal["refuse", "widen"]

@@ -1,6 +1,6 @@
 """The best patch of a deficit within a budget of bytes.
 
-Two measures make it small (`docs/patches.md` has the gain of each): bytes are allotted to the layers and
+Two measures make it small (`docs/how-it-works.md` has the gain of each): bytes are allotted to the layers and
 channels of largest gain, and factors are stored in few bits.
 """
 

@@ -59,4 +59,4 @@ RULES: Mapping[str, CutRule] = MappingProxyType(
 """Rules by their names. Those with anchors use resets."""
 
 DEFAULT_RULE = "anchors"
-"""The rule that recovers most: docs/reuse.md, section Measured."""
+"""The rule that recovers most: docs/sessions.md, section Measured."""

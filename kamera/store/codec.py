@@ -2,7 +2,7 @@
 
 A file is a safetensors file whose header has a digest, which holds the digests of the tensors. It is written
 here and not by the library, because the digest must be at a fixed place: then it is verified before anything
-in the file is parsed. `docs/store-format.md` specifies the file; any safetensors reader reads it. Pickle is
+in the file is parsed. `docs/stores.md` specifies the file; any safetensors reader reads it. Pickle is
 never used.
 """
 

@@ -11,7 +11,7 @@ import torch
 from kamera.store.keys import Context
 
 Header = dict[str, Any]
-"""JSON-able description of a record (`docs/store-format.md` lists the fields)."""
+"""JSON-able description of a record (`docs/stores.md` lists the fields)."""
 
 
 def common_header(

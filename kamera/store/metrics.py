@@ -1,4 +1,4 @@
-"""Counts of a store, and their Prometheus metrics on request; `docs/operations.md` lists those to watch.
+"""Counts of a store, and their Prometheus metrics on request; `docs/stores.md` lists those to watch.
 
 No label holds an id, a text or a path below the store's.
 """

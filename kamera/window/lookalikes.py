@@ -1,4 +1,4 @@
-"""Archived chunks by the beginning of their id, or by their likeness to a picture (`docs/search.md`)."""
+"""Archived chunks by the beginning of their id, or by their likeness to a picture (`docs/stores.md`)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from kamera.edits import EditPolicy, policies
 
 _FOLDER = Path(__file__).parent / "recorded"
-_DOCS = Path(__file__).parents[2] / "docs" / "edits.md"
+_DOCS = Path(__file__).parents[2] / "docs" / "sessions.md"
 NAMES = sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 

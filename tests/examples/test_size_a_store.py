@@ -1,4 +1,4 @@
-"""The sizes that docs/operations.md gives are those of what is stored."""
+"""The sizes that docs/stores.md gives are those of what is stored."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_the_formula_gives_the_bytes_that_are_stored(example, family):
 def test_the_table_in_the_documentation_is_the_programs(example, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["size_a_store.py"])
     example.main()
-    page = (EXAMPLE.parents[1] / "docs" / "operations.md").read_text()
+    page = (EXAMPLE.parents[1] / "docs" / "stores.md").read_text()
     for line in capsys.readouterr().out.splitlines()[:-1]:
         assert line.rstrip() in page

@@ -33,7 +33,7 @@ def size(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def frames_of(data: bytes, frame: int) -> list[tuple[int, int]]:
-    """Where the frames are, after docs/store-format.md."""
+    """Where the frames are, after docs/stores.md."""
 
     def ends() -> Iterator[int]:
         head, whole = (int.from_bytes(data[i : i + 8], "little") for i in (56, 64))

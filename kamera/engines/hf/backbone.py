@@ -62,7 +62,7 @@ class Backbone:
 
     ``media`` bounds what pictures and clips may cost (`MediaLimits`). Weights that change later are noticed
     (`refresh`). Hooks that change what the model computes make what it stores private to this process, unless
-    ``variant`` names the model with them (docs/backbones.md).
+    ``variant`` names the model with them (docs/limits.md).
 
     ``engine`` is what windows, sessions and the store run it by (`kamera.engines.Engine`). Safe to use from
     several threads.
@@ -93,7 +93,7 @@ class Backbone:
     ) -> Backbone:
         """Load a model directory or hub name with its processor.
 
-        ``testbed`` is the one that Kamera ships, ``smollm2`` SmolLM2-135M-Instruct (docs/backbones.md).
+        ``testbed`` is the one that Kamera ships, ``smollm2`` SmolLM2-135M-Instruct (docs/limits.md).
 
         ``device`` moves the whole model; ``dtype`` is one of torch's, by its name or a short one ("bf16"), or
         "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. With

@@ -1,7 +1,7 @@
 """Sealed objects: names and digests that only the holder of a tenant's secret can make.
 
 Without the secret nobody can compute an object's name, so nobody can request it; and nobody can write a
-file that this tenant would accept as its own. `docs/security.md` gives the threat model.
+file that this tenant would accept as its own. `docs/stores.md` gives the threat model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Objects encrypted at rest, in frames; keys of before can still read.
 
-AES-256-GCM of the `cryptography` package; `docs/store-format.md` specifies the file. The plaintext is
+AES-256-GCM of the `cryptography` package; `docs/stores.md` specifies the file. The plaintext is
 the sealed file of `seal.Sealed`, so nothing else about reading it changes.
 """
 

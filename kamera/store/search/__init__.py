@@ -1,1 +1,1 @@
-"""Look-back search: embeddings of stored pictures, and the nearest of them (`docs/search.md`)."""
+"""Look-back search: embeddings of stored pictures, and the nearest of them (`docs/stores.md`)."""

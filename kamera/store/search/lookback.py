@@ -1,4 +1,4 @@
-"""Look-back search: the stored pictures most similar to a given one (`docs/search.md`).
+"""Look-back search: the stored pictures most similar to a given one (`docs/stores.md`).
 
 Every canonical with pictures has an embedding in its header (`search.embedding`). A process that searches
 holds those of a context in one matrix, and compares its names with those that are stored first. All rows are

@@ -1,4 +1,4 @@
-"""The benchmarks of docs/results/reliability.md, small: what they count must be nothing here too."""
+"""The benchmarks of docs/benchmarks.md, small: what they count must be nothing here too."""
 
 from __future__ import annotations
 
