@@ -119,14 +119,3 @@ def test_a_family_takes_pictures_from_its_folder(model, tmp_path):
     if "video_token" in folder.tokens:
         with pytest.raises(ModalityNotSupported, match="pictures, not videos"):
             processor(text=[processor.video_token])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("num2words") is not None, reason="nothing is missing")
-def test_a_processor_that_cannot_be_had_says_what_it_lacks(tmp_path):
-    tokens = _pair("<image>", "<video>", fake_image_token="<fake>", global_image_token="<global-img>")
-    sizes = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}
-    folder = Folder("SmolVLMProcessor", ("smolvlm", "SmolVLM", sizes), tokens, {"image_seq_len": 4})
-    words = load_processor(save("smolvlm", folder, tmp_path))
-    messages = [{"role": "user", "content": [{"type": "image", "image": families.picture()}]}]
-    with pytest.raises(ModalityNotSupported, match=r"holds image: .*num2words"):
-        ChatTemplate(words).check(messages)

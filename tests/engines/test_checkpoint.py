@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kamera import Backbone
 from kamera.engines import checkpoint_fingerprint
 from kamera.engines.hf import HfEngine
-from kamera.errors import UnsupportedBackbone
 from tests.models import tiny
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -128,59 +126,3 @@ def test_any_change_of_the_files_changes_it(folder, change):
 )
 def test_whatever_an_engine_was_started_with_changes_it(folder, given):
     assert of(folder, **given) != of(folder)
-
-
-def test_settings_that_change_nothing_do_not(folder):
-    dtype = of(folder)
-    assert (
-        dtype
-        == of(folder, kv_dtype="auto")
-        == of(folder, kv_dtype="float32")
-        == of(folder, dtype=torch.float32)
-    )
-    written = json.loads((folder / "config.json").read_text())
-    assert of(folder, overrides={"rms_norm_eps": written["rms_norm_eps"]}) == dtype
-    edited(folder, "config.json", transformers_version="4.0.0", _name_or_path="/elsewhere")
-    assert of(folder) == dtype
-
-
-@pytest.mark.parametrize("how", ["options", "meanwhile"])
-def test_a_model_that_is_not_what_its_files_say_has_one_of_its_own(folder, how, monkeypatch):
-    options = {}
-    if how == "options":
-        options = {"rope_parameters": YARN}
-    else:
-        from kamera.engines.hf import backbone as loading
-
-        real_load = loading.load_processor
-
-        def meanwhile(name):
-            _byte(folder)
-            return real_load(name)
-
-        monkeypatch.setattr(loading, "load_processor", meanwhile)
-    backbone = Backbone.from_pretrained(folder, dtype="float32", **options, by_files=True).engine
-    assert backbone.fingerprint != of(folder) and len(backbone.fingerprint) == 64
-
-
-@pytest.mark.parametrize("how", ["nothing", "no weights", "no config", "cut", "header", "outside", "list"])
-def test_folders_that_have_none_are_refused_by_name(folder, how):
-    weights = folder / "model.safetensors"
-    if how == "nothing":
-        shutil.rmtree(folder)
-    elif how == "no weights":
-        weights.unlink()
-    elif how == "no config":
-        (folder / "config.json").unlink()
-    elif how == "cut":
-        weights.write_bytes(weights.read_bytes()[:-1])
-    elif how == "header":
-        weights.write_bytes(b"\xff" * 64)
-    elif how == "outside":
-        header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-        weights.write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
-    else:
-        (folder / "config.json").write_text("[]")
-    with pytest.raises(UnsupportedBackbone) as refused:
-        of(folder)
-    assert "\n" not in str(refused.value)

@@ -14,7 +14,6 @@ import transformers
 from torch import nn
 
 from kamera.engines.hf import Backbone, HfEngine, describe, forwards
-from kamera.errors import UnsupportedBackbone
 from tests.engines.compare import encoded, positions, worst
 from tests.models import processors, tiny
 
@@ -109,19 +108,6 @@ def test_a_change_of_one_thing_is_another_model(change: Callable[[Any], None]):
     MADE[change.__name__] = one
 
 
-def test_only_equal_models_have_equal_fingerprints():
-    base = fingerprint()
-    assert base == fingerprint()
-    others = [fingerprint(seed=1), fingerprint(dtype=torch.bfloat16), fingerprint("llava_llama3")]
-    assert len({base, *others}) == 4
-
-
-def test_a_variant_names_another_model():
-    prints = [Backbone(tiny.build(FAMILY), variant=name).fingerprint for name in ("", "a", "b", "a")]
-    assert len(set(prints)) == 3 and prints[1] == prints[3] and prints[0] == fingerprint()
-    assert Backbone(tiny.build(FAMILY), variant="a").describe().variant == "a"
-
-
 @pytest.mark.parametrize("part", ["picture size", "chat template", "vocabulary", "no processor"])
 def test_the_processors_settings_count(part):
     model = processors.matching_model()
@@ -208,10 +194,3 @@ def test_another_process_finds_the_same_fingerprint():
 
 
 # -- loading ---------------------------------------------------------------------------------------
-
-
-def test_what_is_no_model_directory_is_refused_by_name(tmp_path):
-    with pytest.raises(UnsupportedBackbone, match="no transformers model at"):
-        Backbone.from_pretrained(tmp_path)
-    with pytest.raises(UnsupportedBackbone, match="no transformers model at '/nowhere'"):
-        Backbone.from_pretrained("/nowhere")

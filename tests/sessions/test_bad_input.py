@@ -11,9 +11,8 @@ import torch
 from kamera.errors import (
     ModalityNotSupported,
     UnreadableMedia,
-    WindowFull,
 )
-from tests.content.templates import AGENT, LONG_TALK, TALK, TOOLS, screens
+from tests.content.templates import AGENT, TALK, TOOLS, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import plain_logits, seeing, session, speaking
 
@@ -72,27 +71,3 @@ def test_what_the_template_renders_answers_as_uncached(messages):
     chat = session(speaking("thinking"), tools=TOOLS)
     chat.send(AGENT[:4], **GREEDY)
     assert relative(chat.next_token_logits(messages), plain_logits(chat.backbone, messages, TOOLS)) <= 1e-4
-
-
-def test_a_history_longer_than_the_model_is_refused_or_uncached():
-    backbone = speaking("headers")
-    limit = backbone.limits.trained
-    long = [{"role": "user", "content": "word " * (limit // 5 + 1)}]
-    chat = session(backbone)
-    chat.send(TALK[:1], **GREEDY)
-    with unchanged(chat), pytest.raises(WindowFull, match=f"positions, this model {limit}"):
-        chat.send(long, **GREEDY)
-    other = session(backbone, uncached=True)
-    turn = other.send(long, **GREEDY)
-    assert turn.report.uncached.startswith("WindowFull") and len(other.prompt_ids) > limit
-    short = [{"role": "user", "content": "word " * (limit // 5 - 40)}]
-    assert session(backbone).send(short, **GREEDY).report.uncached is None
-
-
-@pytest.mark.parametrize("style", ["headers", "thinking"])
-def test_a_clock_in_the_system_prompt_is_an_edit_like_any_other(style):
-    chat = session(speaking(style))
-    for minute in range(3):
-        clock = {"role": "system", "content": f"You mend code. It is 10:{minute:02d}."}
-        history = [clock, *LONG_TALK[: 2 * minute + 1]]
-        assert relative(chat.next_token_logits(history), plain_logits(chat.backbone, history)) <= 1e-4

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from kamera import forks
 from kamera.window import SealedFile
 from tests.sessions.test_pool_saving import GREEDY, HELLO, opened
 
@@ -74,32 +73,3 @@ def test_a_child_forked_while_a_save_is_pending_does_not_wait_for_it(tmp_path, m
     store = "ForkedStore: this store was opened before process"
     assert said.startswith({"flush": "None", "send": store, "session": "4", "list_saved": "['s']"}[call])
     assert [m["role"] for m in opened(tmp_path).session("s").messages] == ["user", "assistant"] * 2
-
-
-@pytest.mark.parametrize("guarded", ["", "this thing"])
-def test_a_lock_of_another_thread_is_free_or_refused_in_a_child(guarded):
-    lock, free, reached, go = forks.Lock(guarded), forks.Lock(guarded), threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            reached.set()
-            go.wait(DEADLINE)
-
-    def take(held: forks.Lock) -> str:
-        with held:
-            return "taken"
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert reached.wait(DEADLINE)
-    with free:
-        said = [in_child(lambda held=held: take(held)) for held in (lock, free)]
-    go.set()
-    thread.join()
-    assert said[1] == "taken"
-    assert (
-        said[0].startswith(f"ForkedStore: another thread was using {guarded}")
-        if guarded
-        else said[0] == "taken"
-    )
-    assert take(lock) == "taken"

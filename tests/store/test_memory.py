@@ -41,34 +41,6 @@ def test_a_record_above_the_limit_evicts_nothing() -> None:
     assert tier.stats().evictions == 0
 
 
-def test_putting_a_key_again_counts_its_bytes_once() -> None:
-    tier = MemoryTier(3 * SIZE)
-    for _ in range(5):
-        tier.put(*A)
-    assert (tier.stats().objects, tier.stats().bytes, tier.stats().evictions) == (1, SIZE, 0)
-    assert tier.drop(A[1].key) and not tier.drop(A[1].key)
-    assert tier.stats().bytes == 0
-
-
-def test_a_record_of_another_stamp_is_a_miss_and_forgotten() -> None:
-    tier = MemoryTier(SIZE)
-    tier.put(*A, stamp="old")
-    assert tier.get(A[1].key, "new") is None
-    assert tier.get(A[1].key, "old") is None
-    assert tier.stats().bytes == 0
-
-
-def test_hits_and_misses_are_counted_where_they_happen() -> None:
-    tier = MemoryTier(SIZE)
-    tier.get(A[1].key)
-    tier.put(*A)
-    tier.get(A[1].key)
-    tier.get(A[1].key)
-    tier.info(A[1].key)
-    tier.get(B[1].key)
-    assert (tier.stats().hits, tier.stats().misses) == (2, 2)
-
-
 @pytest.mark.parametrize(
     "text, size",
     [

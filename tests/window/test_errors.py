@@ -5,33 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera import ChunkStore, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import (
     CorruptChunk,
     EmptyChunk,
-    IncompatibleChunk,
     InvalidPermutation,
     ModelChanged,
-    NotRelocatable,
     ProcessorRequired,
     UnknownChunk,
     UnknownSlot,
-    WindowFull,
 )
 from kamera.window import former_of, keep_orbit
 from tests.models import samples, tiny
 from tests.window.rig import (
     QUESTION,
-    Prefilled,
     Snapshot,
     breaking,
-    distance,
     inventory,
     make,
-    over,
     rig,
-    watching,
 )
 
 FAMILY = "qwen2_5_vl"
@@ -41,11 +34,6 @@ FAMILY = "qwen2_5_vl"
 def window():
     backbone, chunks = rig(FAMILY)
     return make(backbone, None, *chunks, max_tokens=60)
-
-
-@pytest.fixture(scope="module")
-def other():
-    return HfEngine(tiny.build(FAMILY, seed=3))
 
 
 def assert_refused(window, error, message, call):
@@ -105,29 +93,6 @@ def test_a_wrong_policy_is_refused_when_it_is_made(case):
     options, message = WRONG_POLICIES[case]
     with pytest.raises(ValueError, match=message):
         ReusePolicy(**options)
-
-
-def test_a_chunk_that_another_backbone_archived_is_refused(window, other):
-    chunk = samples.chunk(other, samples.sample(FAMILY, 22))
-    make(other, former_of(window).store, chunk)
-    message = f"{chunk.id[:12]}.*archived by backbone {other.fingerprint[:12]}"
-    assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
-    same = samples.chunk(former_of(window).backbone, samples.sample(FAMILY, 22))
-    assert same.id == chunk.id
-    elsewhere = KameraWindow(*over(window), [8, 7, 6])  # behind another system prompt
-    elsewhere.append(same)
-    elsewhere.flush()  # a leading chunk is stored later
-    assert window.recall(chunk.id).vision_encodes == 0
-
-
-def test_a_chunk_larger_than_the_window_evicts_nothing(window):
-    big = former_of(window).backbone.chunk_from_tensors(samples.text_ids(57))
-    message = "57 tokens.*room for 56.*max_tokens=60.*anchor 4"
-    with watching(former_of(window).backbone) as seen:
-        assert_refused(window, WindowFull, message, lambda: window.append(big))
-    assert seen.forwards == 2  # the two looks of the test itself
-    make(*over(window), big)
-    assert_refused(window, WindowFull, message, lambda: window.recall(big.id))
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -197,21 +162,6 @@ def test_a_damaged_canonical_is_never_recalled(tmp_path):
     assert before.matches(window)
 
 
-def test_a_damaged_patch_costs_a_forward_and_a_note(tmp_path):
-    backbone, chunks = rig(FAMILY)
-    store = ChunkStore.open(tmp_path / "store")
-    make(backbone, store, *chunks[:2])
-    damage(store, "exact", chunks[1].id)
-    window = make(backbone, store, chunks[0])
-    with watching(backbone) as seen:
-        report = window.recall(chunks[1].id)
-    assert (seen.forwards, seen.encodes, report.forwards) == (1, 0, 1)
-    (note,) = report.notes
-    assert "patch refused" in note and ".safetensors" in note
-    assert distance(window, 1, Prefilled(backbone, chunks[:2])) <= 1e-4
-    assert make(backbone, store, chunks[0]).recall(chunks[1].id).forwards == 0  # formed again
-
-
 # -- weights that change ---------------------------------------------------------------------------
 
 
@@ -238,13 +188,3 @@ def test_weights_changed_under_a_window_make_it_refuse():
         with pytest.raises(ModelChanged, match="have changed since its fingerprint was made"):
             call()
     assert window.slots == slots and inventory(former_of(window).store) == held
-
-
-def test_a_chunk_past_the_position_limit_is_refused():
-    backbone = tiny.backbone("dynamic_ntk")
-    window = make(backbone, None, backbone.chunk_from_tensors(samples.text_ids(200)))
-    chunk = backbone.chunk_from_tensors(samples.text_ids(60, 1))
-    message = rf"position 263 reaches this model's limit of {tiny.LIMIT}"
-    assert_refused(window, NotRelocatable, message, lambda: window.append(chunk))
-    question = samples.text_ids(60, 2)
-    assert_refused(window, NotRelocatable, "position 263", lambda: window.next_token_logits(question))

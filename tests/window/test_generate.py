@@ -11,7 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.window import former_of, next_token_logits_of, sequence_of
 from tests.engines.compare import relative
-from tests.models import samples, tiny
+from tests.models import tiny
 from tests.window.rig import (
     GREEDY,
     QUESTION,
@@ -99,27 +99,6 @@ def test_drafted_tokens_change_no_answer(exact, case, draws):
     assert torch.equal(window.generate(question, **options, **drafts), want)
 
 
-def test_a_streamer_receives_the_tokens_as_they_come(exact):
-    window, plain = exact
-
-    class Streamer:
-        def __init__(self):
-            self.seen, self.ended = [], False
-
-        def put(self, value):
-            self.seen.append(value.flatten())
-
-        def end(self):
-            self.ended = True
-
-    ours, theirs = Streamer(), Streamer()
-    answer = window.generate(QUESTION, max_new_tokens=4, streamer=ours, **GREEDY)
-    plain.generate(max_new_tokens=4, streamer=theirs, **GREEDY)
-    assert ours.ended
-    assert torch.equal(torch.cat(ours.seen), torch.cat(theirs.seen))
-    assert torch.equal(torch.cat(ours.seen[1:]), answer)
-
-
 def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
     window, _ = exact
     branch = window.fork()
@@ -143,22 +122,6 @@ def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
 def rig_chunks(window):
     family = next(f for f in FAMILIES if rig(f)[0] is former_of(window).backbone)
     return rig(family)[1]
-
-
-def test_a_window_without_an_anchor_answers():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=EXACT)
-    for chunk in chunks[:2]:
-        window.append(chunk)
-    plain = Prefilled(backbone, chunks[:2], system=samples.text_ids(1))
-    ids = plain.ids[:, 1:]
-    inputs = {n: t[:, 1:] if n == "mm_token_type_ids" else t for n, t in plain.inputs.items()}
-    with torch.no_grad():
-        out = backbone.model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, **inputs, **GREEDY
-        )
-    got = window.generate(QUESTION, max_new_tokens=4, **GREEDY)
-    assert torch.equal(got, out[0, ids.shape[1] :])
 
 
 # -- text ------------------------------------------------------------------------------------------

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.engines.hf import HfEngine
-from kamera.errors import IncompatibleChunk
-from tests.models import processors, samples, tiny
+from tests.models import samples, tiny
 from tests.window.rig import QUESTION, make
 
 FAMILY = "qwen2_5_vl"
@@ -85,56 +83,6 @@ def test_what_a_steered_model_stores_is_private_to_its_process(tmp_path, caplog)
         window.flush()
     again = make(backbones[0], store, policy=EXACT)
     assert again.append(pictures(backbones[0])[0]).forwards == 0, "its own objects serve it"
-
-
-def test_a_window_made_before_a_steering_hook_refuses_by_name_and_goes_on_without_it():
-    backbone = HfEngine(tiny.build(FAMILY))
-    window = make(backbone, None, *pictures(backbone))
-    window.flush()
-    answer, slots = window.next_token_logits(QUESTION), window.slots
-    handle = steer(backbone.decoder.layers[1].mlp)
-    with pytest.raises(IncompatibleChunk, match=r"hooks that change what this Qwen.* computes"):
-        window.next_token_logits(QUESTION)
-    for use in (lambda: window.next_token_logits(QUESTION), lambda: window.slide(1)):
-        with pytest.raises(IncompatibleChunk, match="make a new window"):
-            use()
-    assert window.slots == slots
-    steered = make(backbone, None, *pictures(backbone))
-    assert not torch.equal(steered.next_token_logits(QUESTION), answer)
-    counted, handles = counting(backbone.model)  # beside one that steers
-    assert not torch.equal(steered.next_token_logits(QUESTION), answer) and counted
-    for one in (handle, *handles):
-        one.remove()
-    window.append(samples.chunk(backbone, samples.sample(FAMILY, 9)))  # built by the model as it is again
-    window.evict(window.slots[-1])
-    assert torch.equal(window.next_token_logits(QUESTION), answer)
-    with pytest.raises(IncompatibleChunk, match="make a new window"):
-        steered.slide(1)
-
-
-@pytest.mark.parametrize("kind", ["with a processor", "without one"])
-def test_a_hook_that_changes_encodings_is_noticed(kind):
-    if kind == "with a processor":
-        backbone = HfEngine(processors.matching_model(), processors.picture_processor())
-        picture = Image.new("RGB", (56, 56), (200, 30, 90))
-    else:
-        backbone, picture = HfEngine(tiny.build(FAMILY)), None
-
-    def chunk() -> Any:
-        return pictures(backbone)[0] if picture is None else backbone.chunk([{"image": picture}])
-
-    store = ChunkStore.open("memory://")
-    window, before = make(backbone, store), backbone.vision_fingerprint
-    handle = steer(backbone.towers[0].blocks[0])
-    with pytest.raises(IncompatibleChunk, match="hooks that change what this"):
-        window.append(chunk())
-    assert not store.ls("encoding") and backbone.vision_fingerprint != before
-    make(backbone, store, chunk())
-    handle.remove()
-    assert backbone.checked_fingerprint() and backbone.vision_fingerprint == before
-    window.append(chunk())
-    window.flush()
-    assert len({info.context.fingerprint for info in store.ls("encoding")}) == 2
 
 
 STORE = f"""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.store import StoreAdmin
+from kamera import ChunkStore, KameraWindow
 from kamera.window import former_of
 from tests.engines.compare import worst
 from tests.models import samples
-from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
+from tests.window.rig import guarantees, live, make, rig, watching
 
 FAMILY = "qwen2_5_vl"
 
@@ -25,10 +24,6 @@ def slid(backbone, store, first, *others, **options) -> KameraWindow:
     window = make(backbone, store, first, *others, **options)
     window.slide()
     return window
-
-
-def patches_of(window: KameraWindow, chunk) -> list:
-    return [info for info in former_of(window).store.ls("exact") if info.chunk_id == chunk.id]
 
 
 def test_a_patch_serves_no_window_of_other_survivors(pieces):
@@ -55,22 +50,6 @@ def test_a_patch_serves_a_window_of_the_same_survivors(pieces):
     assert (seen.forwards, guarantees(window)) == (0, ["survivor", "patched"])
 
 
-def test_a_survivor_of_a_survivor_is_told_apart(pieces):
-    """``c`` was never behind ``a`` itself: it knows of it through ``b``."""
-    backbone, a, b, c, d, x = pieces
-    store = ChunkStore.open("memory://")
-    first, second = (
-        slid(backbone, store, left, b, policy=ReusePolicy(rank=FULL_RANK, forms="always")) for left in (a, x)
-    )
-    for window in (first, second):
-        window.append(c)
-        window.slide()
-    first.append(d)
-    with watching(backbone) as seen:
-        second.append(d)
-    assert seen.forwards == 1
-
-
 def test_the_lineage_comes_back_with_a_saved_window(pieces, tmp_path):
     backbone, a, b, c, _, x = pieces
     store = ChunkStore.open("memory://")
@@ -81,13 +60,3 @@ def test_the_lineage_comes_back_with_a_saved_window(pieces, tmp_path):
         with watching(backbone) as seen:
             loaded.append(c)
         assert seen.forwards == forwards
-
-
-@pytest.mark.parametrize("which", ["what left", "the survivor"])
-def test_forgetting_takes_what_survivors_passed_on(pieces, which):
-    backbone, a, b, c, _, _ = pieces
-    window = slid(backbone, None, a, b)
-    window.append(c)
-    assert len(patches_of(window, c)) == 1
-    StoreAdmin(former_of(window).store).forget(a.id if which == "what left" else b.id)
-    assert patches_of(window, c) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import UnknownChunk
 from kamera.window import former_of, search
@@ -94,16 +94,6 @@ def test_recall_like_a_picture_equals_recall_by_id(watched):
     assert torch.equal(by_look.next_token_logits("What?"), by_id.next_token_logits("What?"))
 
 
-def test_search_ranks_every_archived_picture_and_changes_nothing(watched):
-    window, seen = watched
-    before = Snapshot.of(window)
-    hits = search(
-        window, [{"type": "image", "image": recompressed(painted(2))}, {"type": "text", "text": "x"}], 9
-    )
-    assert hits[0].chunk_id == seen[2] and {hit.chunk_id for hit in hits} == set(seen)
-    assert before.matches(window)
-
-
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
@@ -146,29 +136,3 @@ def test_a_patch_behind_a_similar_chunk_is_near_within_a_limit(backbone):
 
 
 # -- the backbone that binds -----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def film():
-    """A legend, then distractors and other legends, then items that the first legend explains."""
-    return testbed.World(seed=31).episode(3, layout="LPPRPI")
-
-
-def test_a_recurring_frame_recalls_the_evicted_one(film, tmp_path):
-    backbone = HfEngine(*testbed.load())
-    with ChunkStore.open(tmp_path) as store:
-        window = KameraWindow(backbone, store, testbed.SYSTEM)
-        seen = [window.append(frame.content).slot.chunk_id for frame in film.frames]
-        window.slide(len(seen) - 1)
-        by_id, by_look = window.fork(), window.fork()
-        by_id.recall(seen[0])
-        again = [
-            {"type": "image", "image": recompressed(film.frames[0].image)},
-            {"type": "text", "text": "?"},
-        ]
-        report = by_look.recall(like=again)
-        assert report.slot.chunk_id == seen[0] and report.vision_encodes == 1
-        for question in film.questions[:4]:
-            assert by_look.generate(question.text) == by_id.generate(question.text)
-        colour = next(q for q in film.questions if q.kind == "colour")
-        assert by_look.generate(colour.text) == colour.answer

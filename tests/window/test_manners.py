@@ -10,9 +10,8 @@ import torch
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import InvalidPermutation
 from kamera.patches import later_of
-from kamera.window import Trace, WindowMemory, former_of, read_trace
-from tests.models import samples
-from tests.window.rig import QUESTION, Snapshot, make, over, rig, watching
+from kamera.window import WindowMemory, former_of
+from tests.window.rig import make, over, rig
 from tests.window.test_errors import assert_refused
 
 FAMILY = "qwen2_5_vl"
@@ -50,21 +49,6 @@ def test_recall_takes_a_slot_an_id_or_a_chunk(window, how):
     assert report.slot.chunk_id == slot.chunk_id == branch[-1].chunk_id
 
 
-def test_recall_of_a_chunk_in_view_moves_nothing_and_says_so(window, tmp_path):
-    branch = window.fork()
-    branch.on_event(Trace(tmp_path / "trace"))
-    before = Snapshot.of(branch)
-    with watching(former_of(branch).backbone) as seen:
-        report = branch.recall(branch[1].chunk_id)
-    assert before.matches(branch) and seen.forwards == 0
-    assert report.slot == branch[1] and report.evicted == ()
-    (note,) = report.notes
-    assert "in view at slot 1" in note and "move=True" in note
-    assert [event.first_placement for event in read_trace(tmp_path / "trace")] == [
-        4
-    ]  # nothing came to a place
-
-
 # -- errors in one line ----------------------------------------------------------------------------
 
 NAN = float("nan")
@@ -95,18 +79,6 @@ CALLS = {
 def test_a_wrong_argument_is_named_in_one_line(window, case):
     error, message, call = CALLS[case]
     assert "\n" not in assert_refused(window, error, message, lambda: call(window))
-
-
-def test_what_is_no_store_or_backbone_is_refused_by_name(window, tmp_path):
-    for make_one in (
-        lambda: KameraWindow(former_of(window).backbone, str(tmp_path)),
-        lambda: KameraWindow.load(tmp_path, former_of(window).backbone, str(tmp_path)),
-    ):
-        with pytest.raises(ValueError, match=r"is no ChunkStore: open one with ChunkStore\.open"):
-            make_one()
-    with pytest.raises(ValueError, match=r"'Qwen' is no Backbone: load one"):
-        KameraWindow("Qwen", former_of(window).store)
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- reports and pages -----------------------------------------------------------------------------
@@ -148,17 +120,3 @@ def test_memory_is_what_the_tensors_take(family, kv, tmp_path):
     room = window._stage.live.tensors
     assert held.live == sum(t.numel() * t.element_size() for layer in room for t in layer.values())
     assert min(held.live, held.copies, held.encodings) > 0
-
-
-def test_what_forks_share_is_counted_once(window):
-    later_of(former_of(window).backbone).flush()  # it may hold branches of other tests
-    gc.collect()
-    first = window.fork()
-    window.next_token_logits(QUESTION)
-    assert first.memory().own == 0 and first.memory().shared == first.memory().total
-    second = first.fork()
-    second.append(former_of(second).backbone.chunk_from_tensors(samples.text_ids(4, 90)))
-    held = [w.memory() for w in (window, first, second)]
-    assert held[2].own > 0
-    every = sum(blocks(window, first, second).values())
-    assert sum(m.own for m in held) + held[0].shared == every

@@ -6,20 +6,15 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import LiveExecutor, Part, Recipe, RowKey
-from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, InvalidRecipe, StaleRecipe
 from kamera.ops import apply_patch, relocate_kv
 from kamera.patches import later_of
-from kamera.window import former_of, keep_kv, sequence_of, shown_spans
-from kamera.window.asking import text_behind
-from tests.engines.compare import relative, worst
-from tests.killing import in_child
-from tests.models import tiny
-from tests.window.rig import FULL_RANK, QUESTION, make, over, rig, watching
+from kamera.window import former_of, keep_kv, shown_spans
+from tests.engines.compare import worst
+from tests.window.rig import FULL_RANK, make, over, rig, watching
 
 FORMING = ReusePolicy(rank=FULL_RANK, forms="always")
 FAMILIES = ("qwen2_5_vl", "deepseek_v3")  # GQA with M-RoPE, and MLA
@@ -40,25 +35,6 @@ def returned(window: KameraWindow) -> KameraWindow:
     window.reorder([1, 0, 2]), window.reorder([0, 1, 2]), window.evict(2)
     window.slide(2), window.recall(first), window.recall(second)
     return window
-
-
-def test_a_recipe_tells_tokens_borders_places_and_guarantees(window):
-    window.reorder([1, 0, 2])
-    window.slide()
-    recipe = window.recipe()
-    assert recipe.ids == tuple(sequence_of(window).input_ids.tolist())
-    assert (
-        len(recipe.anchor_ids) == former_of(window).anchor.length
-        and recipe.context == former_of(window).context
-    )
-    assert recipe.borders == (*(slot.start for slot in window), len(recipe.ids))
-    places = sequence_of(window).position_ids
-    for part, slot in zip(recipe.parts, window.slots, strict=True):
-        assert (part.chunk_id, part.guarantee) == (slot.chunk_id, slot.guarantee)
-        assert (part.start, part.stop, part.length) == (slot.start, slot.start + slot.length, slot.length)
-        assert part.position == tuple(places[:, part.start : part.stop].amin(1).tolist())
-    told = json.loads(recipe.to_json())["recipe"]
-    assert [told["names"][part[0]] for part in told["parts"]] == [slot.chunk_id for slot in window]
 
 
 def test_stored_rows_turned_to_their_places_are_the_live_kv(window):
@@ -135,20 +111,6 @@ def test_text_that_is_no_recipe_is_refused_by_name(text):
 # -- what stands in a window's memory alone --------------------------------------------------------
 
 
-def test_kept_kv_is_named_by_its_content(window):
-    """A chunk prefilled again behind the same antecedents, with other KV, is another object."""
-    kept, salts = keep_kv(window), set()
-    keys = {part.kv.key for part in kept.parts}
-    other = make(*over(window), policy=ReusePolicy(rank=1, forms="always"))
-    for slot in window:
-        other.recall(slot.chunk_id)
-    again = keep_kv(other)
-    assert [part.antecedents for part in again.parts] == [part.antecedents for part in kept.parts]
-    assert {part.kv.key for part in again.parts} != keys
-    salts |= {kept.salt, again.salt}
-    assert len(salts) == 2
-
-
 # -- executors -------------------------------------------------------------------------------------
 
 
@@ -203,27 +165,3 @@ def test_foreign_and_stale_recipes_are_refused_by_name(window, how):
         recipe = replace(recipe, parts=(first, replace(second, **moved)))
     with pytest.raises(wanted):
         LiveExecutor(former_of(window).backbone, store).show(recipe)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_another_process_shows_the_same_window(family, tmp_path):
-    backbone, chunks = rig(family, 4)
-
-    def kept(tell) -> None:
-        with ChunkStore.open(tmp_path / "store") as store:
-            window = returned(make(backbone, store, *chunks[:3], policy=FORMING))
-            window.append(chunks[3])
-            wanted = window.next_token_logits(QUESTION).tolist()
-            behind = text_behind(window._stage, window._state, QUESTION)
-            place = int(behind[0, 0]) - window._state.seats.frame[0]
-            tell(json.dumps([keep_kv(window).to_json(), wanted, place]).encode())
-
-    recipe, wanted, place = json.loads(in_child(kept).told)
-    fresh = HfEngine(tiny.build(family))  # it has seen nothing
-    with ChunkStore.open(tmp_path / "store") as store, fresh.measure() as work:
-        executor = LiveExecutor(fresh, store)
-        executor.show(Recipe.from_json(recipe))
-        assert (work.forwards, work.vision_encodes) == (0, 0)
-        places = fresh.positions([QUESTION], [{}]) + place
-        logits = fresh.ask([QUESTION], places, executor.live)[0][-1]
-    assert relative(logits, torch.tensor(wanted)) < 1e-5

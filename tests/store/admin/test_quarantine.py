@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kamera.errors import CorruptChunk, StoreError
+from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin
 from tests.store.builders import CHUNK, CONTEXT, canonical, file_of, flip
 
@@ -15,17 +15,6 @@ KEY = canonical().key
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
-
-
-def damage(store: ChunkStore, root: Path, times: int = 1) -> None:
-    for _ in range(times):
-        flip(file_of(root, store.put(canonical())))
-        with pytest.raises(CorruptChunk):
-            store.get_canonical(CONTEXT, CHUNK)
-
-
-def files(root: Path) -> list[Path]:
-    return sorted((root / "quarantine").iterdir())
 
 
 def test_a_sound_file_that_is_moved_back_is_an_object_again(root: Path) -> None:
@@ -42,16 +31,6 @@ def test_a_sound_file_that_is_moved_back_is_an_object_again(root: Path) -> None:
         file_of(root, KEY).write_bytes(sound)
         assert StoreAdmin(store).verify().ok == 1
         assert store.get_canonical(CONTEXT, CHUNK) is not None
-
-
-@pytest.mark.parametrize("name", ["", "..", "../objects", "/etc/passwd", "*", KEY[:-1], f"{KEY}.json"])
-def test_no_other_name_reaches_a_file(root: Path, name: str) -> None:
-    with ChunkStore.open(root) as store:
-        damage(store, root)
-        before = files(root)
-        with pytest.raises(ValueError, match="neither"):
-            StoreAdmin(store).quarantine.drop(name)
-        assert files(root) == before
 
 
 def link_object(root: Path, elsewhere: Path) -> None:
@@ -73,30 +52,6 @@ def test_a_link_under_an_objects_name_is_quarantined(root: Path, tmp_path: Path)
         assert not file_of(root, KEY).is_symlink()
         assert StoreAdmin(store).quarantine.drop(KEY) == 1
         assert elsewhere.read_bytes() == intact
-
-
-def test_a_pipe_in_the_place_of_an_object_is_not_waited_on(root: Path) -> None:
-    with ChunkStore.open(root, memory_limit=0) as store:
-        store.put(canonical())
-        file_of(root, KEY).unlink()
-        os.mkfifo(file_of(root, KEY))
-        with pytest.raises(CorruptChunk, match="no file"):
-            store.get_canonical(CONTEXT, CHUNK)
-
-
-@pytest.mark.parametrize(
-    "name", ["objects", "tmp", "quarantine", "index.sqlite", "keep.json", "kamera-store.json"]
-)
-def test_a_store_with_a_link_in_it_is_not_opened(root: Path, tmp_path: Path, name: str) -> None:
-    with ChunkStore.open(root) as store:
-        store.put(canonical())
-    elsewhere = tmp_path / "elsewhere"
-    if name == "keep.json":
-        (root / name).touch()
-    os.replace(root / name, elsewhere)
-    (root / name).symlink_to(elsewhere)
-    with pytest.raises(StoreError, match=rf"{name}.*link"):
-        ChunkStore.open(root)
 
 
 @pytest.mark.parametrize("key", ["", "..", "../" + KEY, KEY.upper(), KEY + "/x", "\0" * 64])

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.errors import IncompatibleChunk, UnknownChunk
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
@@ -22,7 +21,7 @@ from kamera.store import (
     StoreAdmin,
     encoding_context,
 )
-from kamera.store.search.embedding import mean_features, pack, picture_embedding
+from kamera.store.search.embedding import pack, picture_embedding
 from tests.store.builders import CONTEXT, VISION, canonical, drop_index
 
 WIDTH = 8
@@ -109,14 +108,6 @@ def filled(root: Path, count: int = 6) -> list[CanonicalRecord]:
 # -- embeddings ------------------------------------------------------------------------------------
 
 
-def test_an_embedding_is_the_unit_mean_of_picture_tokens():
-    ids = torch.tensor([1, 9, 2, 10])
-    features = torch.tensor([[[50.0, 50], [3, 0], [50, 50], [3, 8]]], dtype=torch.bfloat16)
-    deep = {"deepstack_visual_embeds.0": torch.full((2, 2), 99.0)}
-    found = mean_features(ids, {"inputs_embeds": features, **deep}, (9, 10))
-    assert found.dtype == np.float32 and found.tolist() == pytest.approx([0.6, 0.8])
-
-
 # -- answers ---------------------------------------------------------------------------------------
 
 
@@ -140,29 +131,6 @@ def test_what_is_archived_behind_another_anchor_is_no_hit(tmp_path):
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
-def refused(call, error, match):
-    with pytest.raises(error, match=match):
-        call()
-
-
-def test_wrong_questions_are_refused_by_name(tmp_path):
-    records = filled(tmp_path, 2)
-    with ChunkStore.open(tmp_path) as store:
-        put(store, text(50))
-        ask = store.search
-        refused(lambda: ask("ab12", context=CONTEXT), UnknownChunk, "ab12.*window.search")
-        refused(lambda: ask(f"{50:064x}", context=CONTEXT), UnknownChunk, "no picture")
-        refused(lambda: ask(np.zeros(WIDTH), context=CONTEXT), ValueError, "no direction")
-        refused(lambda: ask([1.0, float("nan")], context=CONTEXT), ValueError, "no direction")
-        refused(lambda: ask(np.ones((2, 4)), context=CONTEXT), ValueError, r"\(2, 4\)")
-        refused(lambda: ask(np.ones(3), context=CONTEXT), ValueError, "width 8")
-        refused(lambda: ask({"a": 1}, context=CONTEXT), ValueError, "dict is no query")
-        refused(lambda: ask(np.ones(WIDTH), 0, context=CONTEXT), ValueError, "k 0")
-        foreign = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
-        refused(lambda: ask(np.ones(WIDTH), context=foreign), IncompatibleChunk, "acme")
-        assert_as_reference(store, records)
 
 
 # -- growing, shrinking, lost ----------------------------------------------------------------------
@@ -234,18 +202,3 @@ def test_an_encrypted_store_searches_and_hides_embeddings(tmp_path):
     assert not any(record.chunk_id.encode() in whole for record in records)
     with ChunkStore.open(tmp_path / "sealed", tenant="acme", **options) as store:
         assert_as_reference(store, records, context)
-
-
-def test_search_with_a_remote_finds_objects_put_or_read_here(tmp_path):
-    url = f"obstore+file://{tmp_path / 'remote'}"
-    records = [picture(seed) for seed in range(4)]
-    with ChunkStore.open(url) as there:
-        for record in records:
-            put(there, record)
-        assert_as_reference(there, records)
-    with ChunkStore.open(url) as here, ChunkStore.open(url, cache=tmp_path / "cache") as cached:
-        for store in (here, cached):
-            assert store.get_canonical(CONTEXT, records[0].chunk_id) is not None
-            assert_as_reference(store, records[:1])
-            assert store.get_canonical(CONTEXT, records[2].chunk_id) is not None
-            assert_as_reference(store, [records[0], records[2]])

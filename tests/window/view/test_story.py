@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import replace
 
 from kamera.engines import Spent, Usage
 from kamera.window import Outcome
-from kamera.window.view.page import document
-from kamera.window.view.story import FIELDS, lives
+from kamera.window.view.story import lives
 from tests.window.told import event, slot
 
 NEW = Outcome("prefilled", 10, "new", media=True)
@@ -55,25 +52,6 @@ def test_a_lane_is_a_chunk_and_a_span_lasts_while_its_kv_is_the_same():
     assert [deed.left for deed in life.deeds] == [(), (), (0,), (), ()]
 
 
-def test_marks_are_what_was_done_and_why():
-    (life,) = lives(walk())
-    assert [tuple(mark) for mark in life.marks] == [
-        (0, 0, "prefilled", 10, "new"),
-        (1, 1, "prefilled", 10, "new"),
-        (2, 1, "moved", 0, ""),
-        (3, 2, "prefilled", 10, "new"),
-        (4, 0, "patched", 0, ""),
-    ]
-    assert life.spans[-1].patch_bytes == 50
-
-
-def test_the_rivals_run_what_is_not_the_beginning_of_a_prompt_they_saw():
-    (life,) = lives(walk())
-    assert [deed.prefix for deed in life.deeds] == [(10, 1), (10, 1), (10, 1), (10, 1), (10, 1)]
-    assert [deed.whole for deed in life.deeds] == [(15, 1), (25, 2), (15, 1), (25, 2), (35, 3)]
-    assert [deed.tokens for deed in life.deeds] == [10, 10, 0, 10, 0]
-
-
 def test_each_life_has_a_prefix_cache_of_its_own_and_a_fork_begins_with_what_it_held():
     told = walk()
     again = [replace(each, window="w2") for each in told]
@@ -82,12 +60,3 @@ def test_each_life_has_a_prefix_cache_of_its_own_and_a_fork_begins_with_what_it_
     a, b = slot("a", 1), slot("b", 2, 10)
     (fork,) = lives([event("append", [a], [a, b], window="w3")])
     assert fork.deeds[0].prefix.tokens == 10
-
-
-def test_a_document_is_json_with_a_name_for_each_value():
-    made = json.loads(json.dumps(document([life.to_document() for life in lives(walk())])))
-    (life,) = made["lives"]
-    for kind in ("lane", "span", "mark", "deed"):
-        assert {len(row) for row in life[f"{kind}s"]} == {len(FIELDS[kind])}
-    assert base64.b64decode(life["lanes"][0][FIELDS["lane"].index("picture")]) == b"jpg"
-    assert life["deeds"][2][FIELDS["deed"].index("prefix")] == [10, 1]
