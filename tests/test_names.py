@@ -77,13 +77,6 @@ def _members() -> dict[str, set[str]]:
     return {name: all_of(name) for name in classes}
 
 
-@functools.cache
-def _callables() -> set[str]:
-    """Names of functions and classes, and of what a module or class makes of such."""
-    made = {name for code in _codes().values() for name in code.co_names}
-    return made | {inner.co_name for code in _codes().values() for inner in _inner(code)}
-
-
 def _is_known(name: str) -> bool:
     first, *rest = name.split(".")
     if first in ("kamera", "lab"):
