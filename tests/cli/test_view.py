@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from kamera import ChunkStore, SessionPool
 from tests.cli.run import kamera
-from tests.sessions.rig import speaking
 from tests.window.told import write_trace
 from tests.window.view.test_story import walk
 
@@ -33,24 +31,3 @@ def test_a_trace_becomes_a_page_that_is_named(capsys, trace, tmp_path):
     assert "<title>&lt;b&gt;" in (tmp_path / "x.html").read_text()
     done = kamera(capsys, "view", trace, "--format", "json")
     assert done.document == {"source": str(trace), "page": "walk.html", "operations": 5}
-
-
-def test_a_pools_directory_and_its_trace_have_a_life_a_session(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pool = SessionPool(
-        speaking("headers"),
-        lambda tenant: ChunkStore.open("memory://", tenant=tenant),
-        save="p",
-        trace="p.log",
-    )
-    for session, tenant in (("one", ""), ("two", ""), ("one", "acme"), ("one", "")):
-        said = [{"role": "user", "content": f"{session} of {tenant}"}]
-        pool.send(said, session, tenant, max_new_tokens=2)
-    pool.flush()
-    names = ["one", "two", "acme: one"]
-    for source in ("p", "p.log"):
-        assert kamera(capsys, "view", source).out == "p.html\n"
-        told = data_of(tmp_path / "p.html")["lives"]
-        assert sorted(life["name"] for life in told) == sorted(names)
-    assert [len(life["deeds"]) for life in told] == [2, 1, 1]
-    assert [life["name"] for life in told] == names

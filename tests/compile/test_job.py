@@ -10,7 +10,6 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import CompileJob, ObjectCounts, PlanError, Settings, read_plan, run_plan
 from kamera.engines.hf import HfEngine
-from kamera.store import StoreAdmin
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
 from tests.engines.compare import relative
 from tests.models.hooks import hooked
@@ -150,20 +149,6 @@ def test_patches_are_those_of_windows_that_start_from_nothing(tmp_path, backbone
     assert {i.formed for i in store.ls("exact")} == {"exact"}
 
 
-def test_an_orbit_patch_serves_another_order(tmp_path, backbone, store, frames):
-    a, b, c, _ = frames
-    report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(orbit=True))
-    assert report.orbits == ObjectCounts(formed=2)
-    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(minimum="orbit", forms="always"))
-    window.append(b)
-    window.append(a)
-    done = window.append(c)
-    assert (done.slot.guarantee, done.forwards) == ("orbit", 0)
-    # the same set in another line is the same orbit patch
-    more = run_plan(read_plan(write_plan(tmp_path, [b, a, c])), backbone, store, Settings(orbit=True))
-    assert more.orbits == ObjectCounts(formed=1, reused=1)
-
-
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
@@ -195,23 +180,6 @@ def test_an_unknown_chunk_id_is_refused_before_any_work(tmp_path, backbone, stor
         run_plan(read_plan(path), backbone, store)
     assert seen["any"] == 0
     assert store.ls() == []
-
-
-def test_a_damaged_canonical_is_made_again_on_the_way(tmp_path, backbone, store, frames):
-    a, b, c, _ = frames
-    run_plan(read_plan(write_plan(tmp_path, [a, b])), backbone, store)
-    whole = objects(tmp_path / "store")
-    for info in store.ls("canonical"):
-        (path,) = (tmp_path / "store").rglob(f"{info.key}.safetensors")
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
-    report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store)
-    assert report.failures == ()
-    assert report.patches == ObjectCounts(formed=1, reused=1)
-    assert StoreAdmin(store).verify().quarantined == ()
-    kept = objects(tmp_path / "store")
-    assert {k.name for k in whole} <= {k.name for k in kept}
 
 
 # -- which context ---------------------------------------------------------------------------------

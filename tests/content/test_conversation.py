@@ -9,25 +9,12 @@ import torch
 
 from kamera.content import Conversations, Rendered
 from kamera.edits import difference
-from kamera.engines.hf import HfEngine
 from kamera.errors import (
-    UnreadableMedia,
     UnsafeText,
     WindowFull,
 )
 from tests.content import templates
-from tests.content.habits import BEGIN, END, HABITS
-from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, picture, screens
-from tests.models import processors
-from tests.sessions.rig import seeing
-
-
-def _whole(processor: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-    """What transformers makes of the whole conversation in one call."""
-    made = processor.apply_chat_template(
-        messages, tokenize=True, add_generation_prompt=True, return_dict=True, **options
-    )["input_ids"]
-    return list(made[0]) if made and not isinstance(made[0], int) else list(made)
+from tests.content.templates import LONG_TALK, TALK, TEMPLATES, screens
 
 
 def _check_segments(rendered: Rendered) -> None:
@@ -35,24 +22,6 @@ def _check_segments(rendered: Rendered) -> None:
     assert [s.start for s in rendered.segments] == borders[:-1]
     assert borders[-1] == rendered.stable <= rendered.num_tokens
     assert all(s.num_tokens > 0 for s in rendered.segments)
-
-
-@pytest.mark.parametrize("style", sorted(TEMPLATES))
-@pytest.mark.parametrize("talk", [TALK, LONG_TALK, TALK[:1]], ids=["talk", "long", "one"])
-def test_text_renders_to_the_templates_own_tokens(style, talk):
-    tokenizer = templates.speaker(style)
-    rendered = Conversations(tokenizer).render(talk)
-    assert rendered.ids.tolist() == _whole(tokenizer, talk)
-    _check_segments(rendered)
-
-
-def test_tools_and_thinking_render_to_the_same_tokens():
-    tokenizer = templates.speaker("thinking")
-    rendered = Conversations(tokenizer).render(AGENT, tools=TOOLS)
-    assert rendered.ids.tolist() == _whole(tokenizer, AGENT, tools=TOOLS)
-    _check_segments(rendered)
-    assert rendered.segments[0].messages == (0, 0)  # the template's own turn of tools
-    assert {s.messages for s in rendered.segments if s.role == "tool"} == {(2, 4)}  # two results, one turn
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -116,12 +85,6 @@ def test_a_line_edited_in_long_text_leaves_the_far_segments():
     assert len(change.kept) > 6 and 1 <= len(change.inserted) <= 2
 
 
-def test_a_placeholder_in_plain_text_is_refused():
-    messages = [{"role": "user", "content": "look: <|image_pad|>"}]
-    with pytest.raises(UnsafeText, match="spells a special token"):
-        Conversations(templates.seeing()).render(messages)
-
-
 @pytest.mark.parametrize("style", ["thinking", "headers", "turns"])
 def test_text_that_opens_a_turn_is_refused(style):
     tokenizer = templates.speaker(style)
@@ -139,53 +102,12 @@ def _listed(message: dict[str, Any]) -> dict[str, Any]:
 
 # -- texts as they were written --------------------------------------------------------------------
 
-WRITTEN = [
-    {"role": "system", "content": "You watch.\n"},
-    {"role": "user", "content": " what is it?\n"},
-    {"role": "assistant", "content": "<think>\nlook\n</think>\n\nA log."},
-    {"role": "tool", "content": "15 C\n"},
-    {
-        "role": "user",
-        "content": [{"type": "text", "text": " sure? "}, {"type": "image", "image": picture(1)}],
-    },
-]
-
-
-@pytest.mark.parametrize("habit", HABITS)
-def test_text_stays_as_it_was_written(habit):
-    processor = processors.picture_processor(HABITS[habit])
-    for count in range(2, len(WRITTEN) + (habit != "shows strings alone")):
-        rendered = Conversations(processor).render(WRITTEN[:count])
-        assert rendered.ids.tolist() == _whole(processor, WRITTEN[:count])
-        _check_segments(rendered)
-
 
 @pytest.mark.parametrize("parts", [("<|im_", "start|>system"), ("<", "|im_end|>"), ("<|image_p", "ad", "|>")])
 def test_texts_that_spell_a_token_where_they_meet_are_refused(parts):
     content = [{"type": "text", "text": part} for part in parts]
     with pytest.raises(UnsafeText, match="where they meet"):
         Conversations(templates.seeing()).render([{"role": "user", "content": content}])
-
-
-_CAPTIONS = (
-    BEGIN + "{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% if c.caption %}[{{ c.caption }}]{% endif %}"
-    "{% else %}{{ c.text }}{% endif %}{% endfor %}"
-)
-
-
-def test_entries_that_the_template_reads_are_its_own():
-    processor = processors.picture_processor(_CAPTIONS + END)
-    shown = {"type": "image", "image": picture(1), "caption": "a cat"}
-    messages = [{"role": "user", "content": [shown, {"type": "text", "text": "what?"}]}]
-    rendered = Conversations(processor).render(messages)
-    assert rendered.ids.tolist() == _whole(processor, messages)
-    assert "[a cat]" in processor.tokenizer.decode(rendered.ids)
-    engine = HfEngine(processors.matching_model(), processor)
-    assert "[a cat]" in engine.builder.detokenize(engine.chunk(messages).input_ids)
-    for refused in (Conversations(templates.seeing()).render, seeing().chunk):
-        with pytest.raises(UnreadableMedia, match="'caption', which Kamera does not know"):
-            refused(messages)
 
 
 # -- what a history costs --------------------------------------------------------------------------

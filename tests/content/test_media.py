@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Conversations, MediaLimits, load_image, read_video
-from kamera.content.sizing import Budget, fit
+from kamera.content.sizing import fit
 from kamera.content.video import load_clip
 from kamera.engines.hf import HfEngine
 from kamera.errors import UnreadableMedia
@@ -126,27 +125,6 @@ def encoded(image: Image.Image, form: str, **options) -> bytes:
     return into.getvalue()
 
 
-@pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "WEBP"])
-def test_a_large_picture_gets_the_size_that_its_processor_uses(form, orientation):
-    exif = Image.Exif()
-    exif[ORIENTATION] = orientation
-    data = encoded(smooth(), form, exif=exif)
-    budget, small = Budget(8, 64, 64 * 64), MediaLimits(decoded=10_000)
-    whole = load_image(data)
-    found = load_image(data, budget=budget, limits=small)
-    assert found.size == budget.fit(*whole.size) and found.mode == "RGB"
-    error = np.abs(np.asarray(found, float) - np.asarray(whole.resize(found.size), float))
-    assert error.mean() < 3
-    halved = load_image(data, limits=small)
-    assert halved.size == tuple(-(-side // 3) for side in whole.size)
-    assert load_image(data, budget=budget) == whole, "untouched within the bound"
-    asked = load_image(
-        {"image": data, "resized_width": 28, "resized_height": 56}, limits=small, budget=budget
-    )
-    assert asked.size == (28, 56)
-
-
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "TIFF"])
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(form):
     data = encoded(smooth(), form)
@@ -185,36 +163,6 @@ def test_a_part_of_a_video_is_taken(backbone, tmp_path, options, indices, source
     assert clip.seconds == pytest.approx([whole.seconds[i] for i in indices])
     assert (clip.total_frames, clip.fps) == (10, 5)
     assert backbone.chunk(item).id == backbone.chunk([whole.frames[i] for i in indices]).id
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"fps": math.nan}, ValueError, "fps is nan"),
-        ({"fps": math.inf}, ValueError, "fps is inf"),
-        ({"fps": 0}, ValueError, "fps is 0"),
-        ({"fps": -1.0}, ValueError, "fps is -1.0"),
-        ({"fps": "2"}, ValueError, "fps is '2'"),
-        ({"fps": True}, ValueError, "fps is True"),
-        ({"nframes": 2.5}, ValueError, "num_frames is 2.5"),
-        ({"nframes": 0}, ValueError, "num_frames is 0"),
-        ({"max_frames": math.nan}, ValueError, "max_frames is nan"),
-        ({"nframes": 2, "num_frames": 2}, ValueError, "not both"),
-        ({"video_start": -1}, ValueError, "start is -1"),
-        ({"video_start": math.nan}, ValueError, "start is nan"),
-        ({"video_start": 1, "video_end": 0.5}, ValueError, "not before end"),
-        ({"video_start": 50}, UnreadableMedia, "no frame between 50 s and the end"),
-        ({"min_frames": 2}, UnreadableMedia, "'min_frames'"),
-        ({"max_pixels": -4}, UnreadableMedia, "max_pixels is -4"),
-    ],
-)
-@pytest.mark.parametrize("source", ["file", "frames"])
-def test_an_option_of_a_video_is_heeded_or_refused(backbone, tmp_path, options, error, message, source):
-    path = write_video(tmp_path / "clip.mp4")
-    video = str(path) if source == "file" else [picture(), picture(seed=1)]
-    with pytest.raises(error, match=message) as caught:
-        backbone.chunk({"type": "video", "video": video, **options})
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["https://example.com/a", "s3://bucket/a"])

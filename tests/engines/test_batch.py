@@ -8,7 +8,6 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.engines.hf import forwards
-from kamera.errors import NotRelocatable
 from tests.engines.compare import encoded, text, worst
 from tests.models import samples, tiny
 
@@ -52,14 +51,6 @@ def test_a_row_is_the_span_alone(family):
     assert worst(rows[0], alone[2]) > 1e-3  # rows differ, so an exchange of two would show
 
 
-def test_rows_without_an_anchor_stand_alone():
-    backbone = tiny.backbone("qwen2_vl")
-    spans, where = [text(5, 1), text(5, 2)], torch.arange(5).expand(backbone.axes, -1)
-    rows = backbone.prefill(spans, [where, where], apart=True)
-    for row, span in zip(rows, spans, strict=True):
-        assert worst(row, forwards.run(backbone, span, where)[0]) <= 1e-5
-
-
 @pytest.mark.parametrize("family", ["kimi_k25", "qwen3_vl_moe", "deepseek_v32"])
 def test_a_decoder_with_experts_takes_no_batch(family):
     backbone = tiny.backbone(family)
@@ -68,10 +59,3 @@ def test_a_decoder_with_experts_takes_no_batch(family):
     where = torch.arange(5).expand(backbone.axes, -1)
     with pytest.raises(ValueError, match="cannot share a forward"):
         backbone.prefill(spans, [where, where], apart=True)
-
-
-def test_a_row_past_the_models_limit_is_refused():
-    backbone = tiny.backbone("dynamic_ntk")
-    below = torch.arange(5).expand(1, -1)
-    with pytest.raises(NotRelocatable):
-        backbone.prefill([text(5), text(5, 1)], [below, below + 10**6], apart=True)

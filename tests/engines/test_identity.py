@@ -13,8 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from kamera.engines.hf import Backbone, HfEngine, describe, forwards
-from tests.engines.compare import encoded, positions, worst
+from kamera.engines.hf import HfEngine
 from tests.models import processors, tiny
 
 FAMILY = "llava"
@@ -164,21 +163,6 @@ def test_adapters_are_told_apart_by_what_they_are_set_to():
 
 
 # -- what does not ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_two_loads_of_a_directory_are_one_backbone(tmp_path, dtype):
-    model = tiny.build("qwen2_5_vl", dtype)
-    model.save_pretrained(tmp_path)
-    first, second = (Backbone.from_pretrained(tmp_path, dtype=dtype).engine for _ in range(2))
-    assert first.fingerprint == second.fingerprint
-    assert describe(first).dtype == str(dtype).removeprefix("torch.")
-    assert first.processor is None
-    span = encoded(first, "qwen2_5_vl")
-    (place,) = positions(first, span)
-    memory = HfEngine(model)
-    assert worst(forwards.run(first, span, place)[0], forwards.run(memory, span, place)[0]) == 0
-    assert first.fingerprint == memory.fingerprint
 
 
 def test_another_process_finds_the_same_fingerprint():

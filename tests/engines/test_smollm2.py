@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -39,12 +36,3 @@ def test_a_window_of_text_slides_and_answers():
     window.slide(1)
     assert "Minka" in window.generate("What is the name of the cat?", max_new_tokens=12)
     assert "4711" not in window.generate("What is the door code?", max_new_tokens=24)
-
-
-@pytest.mark.slow
-def test_a_copy_that_was_cut_is_made_again(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = Path(Backbone.from_pretrained("smollm2").model.config._name_or_path)
-    assert folder.is_relative_to(tmp_path)
-    os.truncate(folder / "model.safetensors", 1_000_000)
-    assert Backbone.from_pretrained("smollm2").fingerprint == smollm2().fingerprint

@@ -134,24 +134,6 @@ def test_a_row_that_fails_leaves_the_others_alone(after):
     assert len(windows[1].generate(QUESTION, **GREEDY, max_new_tokens=2)) == 2
 
 
-def test_a_forward_that_fails_fails_in_all_its_rows_and_in_no_other():
-    backbone, chunks = rig("qwen2_5_vl", 3)
-    windows = [make(backbone, None, *chunks[:n]) for n in (1, 2)]
-    want = [w.generate(QUESTION, **GREEDY, max_new_tokens=3) for w in windows]
-
-    def fail(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if kwargs["input_ids"] is not None and kwargs["input_ids"].shape == (2, 1):
-            raise MemoryError("no room")
-
-    assert not backbone.steps.why_serial
-    with hooked(backbone, (backbone.model.register_forward_pre_hook, fail), with_kwargs=True):
-        said = at_once(windows, [{"max_new_tokens": 3}] * 2)
-    assert [type(s) for s in said] == [MemoryError, MemoryError]
-    assert [
-        torch.equal(a, b) for a, b in zip(at_once(windows, [{"max_new_tokens": 3}] * 2), want, strict=True)
-    ]
-
-
 # -- counting ----------------------------------------------------------------------------------------
 
 

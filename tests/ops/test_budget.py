@@ -96,18 +96,3 @@ def test_only_the_layers_asked_for_are_corrected(share, monkeypatch):
         assert error(deltas[1:3], Patch.of(patch.layers[1:3])) < error(
             deltas[1:3], Patch.of(all_of_it.layers[1:3])
         )
-
-
-@pytest.mark.parametrize(
-    ("asked", "held", "met"),
-    [
-        (None, None, True),
-        ((1, 2), None, True),
-        ((1, 2), (1, 2), True),
-        ((1, 2), (0, 1, 2), True),
-        ((1, 2), (1, 3), False),
-        (None, (0, 1, 2, 3), False),  # it does not say that these are all
-    ],
-)
-def test_a_patch_of_fewer_layers_does_not_serve(asked, held, met):
-    assert PatchBudget(4, None, asked).is_met_by(PatchBudget(4, None, held), 100) is met

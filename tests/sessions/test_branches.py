@@ -11,7 +11,7 @@ from kamera.content import common_prefix
 from kamera.errors import UnknownSession, UnknownTurn
 from kamera.sessions import SessionPool
 from kamera.sessions.modes import OF_THE_PROMPT
-from tests.content.templates import picture, screens
+from tests.content.templates import picture
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, seeing, session, speaking
 
@@ -93,52 +93,6 @@ def pool(backbone=None, policy=EXACT, store=None, **options) -> SessionPool:
     return SessionPool(
         backbone or speaking("headers"), store or ChunkStore.open("memory://"), policy=policy, **options
     )
-
-
-@pytest.mark.parametrize(("policy", "mode"), [(EXACT, "auto"), (FULL, "amortize"), (FULL, "repair")])
-def test_a_pools_branch_has_a_session_of_its_own_and_the_other_goes_on(policy, mode):
-    of = pool(policy=policy, mode=mode)
-    one = of.send([SYSTEM, user("hello")], **GREEDY)
-    two = of.send("the word is lamp", after=one.turn_id, **GREEDY)
-    assert two.session_id == one.session_id
-    branch = of.send("which word?", after=one.turn_id, **GREEDY)
-    assert branch.session_id != one.session_id and of.metrics().by_owner == 1
-    asked = [SYSTEM, user("hello"), said(one.text), user("which word?")]
-    check_fresh(of.session(branch.session_id), branch, asked)
-    assert branch.report.kept > 0 and branch.report.prefilled < 30
-    three = of.send("and?", after=two.turn_id, **GREEDY)
-    assert three.session_id == one.session_id and three.report.left == 0
-    named = of.send("or?", one.session_id, after=one.turn_id, **GREEDY)
-    assert named.session_id == one.session_id
-    assert of.session(one.session_id).messages == [*asked[:-1], user("or?"), said(named.text)]
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_every_turn_of_saved_sessions_is_gone_on_from_by_another_process(tmp_path, named):
-    """Edited histories, branches and pictures among them; a deleted turn does not come back."""
-    of, turns = pool(seeing(), save=tmp_path), []
-    history = screens(1)
-    for number in range(4):
-        turn = of.send(history, "mine", **GREEDY)
-        turns.append((turn.turn_id, [*history, said(turn.text)]))
-        history = [*turns[-1][1], *screens(2)[-1:]]
-        if number == 1:
-            del history[1]  # its client edits what it sends
-    branch = of.send("or?", after=turns[0][0], **GREEDY)
-    turns.append((branch.turn_id, [*turns[0][1], user("or?"), said(branch.text)]))
-    gone = of.send("bye", after=branch.turn_id, **GREEDY)
-    of.flush()
-    pool(seeing(), save=tmp_path).delete(gone.turn_id)  # in a process that has not seen it
-    for turn_id, known in turns:
-        again = pool(seeing(), save=tmp_path)
-        turn = again.send("and now?", "mine" if named else None, after=turn_id, **GREEDY)
-        asked = [*known, user("and now?")]
-        messages = again.session(turn.session_id).messages
-        assert [m["role"] for m in messages] == [m["role"] for m in asked] + ["assistant"]
-        assert turn.text == fresh(seeing(), asked).send(asked, **GREEDY).text
-        assert turn.report.kept > 0
-    with pytest.raises(UnknownTurn):
-        pool(seeing(), save=tmp_path).send("x", after=gone.turn_id, **GREEDY)
 
 
 def test_turns_are_their_tenants_alone_and_two_pools_may_share_them():

@@ -14,7 +14,7 @@ from kamera.sessions import ChatSession
 from tests.content.templates import TALK
 from tests.engines.compare import relative
 from tests.sessions.rig import plain_logits, session, speaking
-from tests.sessions.test_pool_saving import GREEDY, HELLO, opened
+from tests.sessions.test_pool_saving import GREEDY, HELLO
 
 
 def _said(messages: Iterable[dict]) -> list[str]:
@@ -23,31 +23,6 @@ def _said(messages: Iterable[dict]) -> list[str]:
 
 def _agrees(chat: ChatSession) -> None:
     assert relative(chat.next_token_logits(), plain_logits(chat.backbone, chat.messages)) <= 1e-4
-
-
-def test_of_two_branches_the_first_saved_stays_and_the_other_goes_on_in_memory(tmp_path):
-    one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
-    one.send(HELLO, "s", **GREEDY)
-    one.flush()
-    two._saves._thread.submit(gate.wait)  # a slow disk
-    two.send("from two", "s", **GREEDY)
-    one.send("from one", "s", **GREEDY)
-    one.flush()
-    gate.set()
-    with pytest.raises(SessionConflict, match="continued elsewhere"):
-        two.flush()
-    two.flush()  # told once
-    assert (two.metrics().unsaved, two.list_saved()) == (1, ["s"])
-    assert two.send("and two?", "s", **GREEDY).report.kept > 0
-    with pytest.raises(SessionConflict):
-        two.flush()
-    one.send("and one?", "s", **GREEDY)
-    one.flush()
-    assert _said(two.session("s").messages) == ["hello", "from two", "and two?"]
-    _agrees(two.session("s"))
-    assert _said(opened(tmp_path).session("s").messages) == ["hello", "from one", "and one?"]
-    two.drop("s")  # here and on the disk
-    assert two.list_saved() == opened(tmp_path).list_saved() == []
 
 
 def test_of_two_loaded_sessions_the_second_to_save_is_refused(tmp_path):

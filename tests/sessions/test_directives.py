@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kamera.edits import Directive
 from kamera.errors import InvalidDirective
 from kamera.sessions.modes import worth_to_others
-from tests.content.templates import AGENT, LONG_TALK, TOOLS, screens
+from tests.content.templates import AGENT, TOOLS, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
@@ -34,17 +34,6 @@ def test_messages_leave_and_the_next_answer_never_saw_them():
     before = chat.messages
     report = chat.edit([Directive(1, 3, unit="messages", mode="forget")])
     assert chat.messages == [before[0], *before[3:]] and report.left > 20 and report.vision_encodes == 0
-    _agrees(chat)
-
-
-def test_tokens_inside_of_a_text_leave_it():
-    chat = _shown(LONG_TALK, speaking("headers"))
-    rendered, wanted = chat.render(), chat.render().ids.tolist()
-    inside = [s for s in rendered.segments if s.messages == (3, 4)]
-    start, stop = inside[1].start + 4, inside[2].start + 9
-    chat.edit([Directive(start, stop, "NOTE", mode="forget")])
-    wanted[start:stop] = chat.backbone.processor("NOTE", add_special_tokens=False)["input_ids"]
-    assert chat.render().ids.tolist() == wanted and "NOTE" in chat.messages[3]["content"]
     _agrees(chat)
 
 

@@ -65,18 +65,6 @@ def test_tokens_that_come_together_tell_the_same(text, steps):
     assert "".join(followed(text, steps).pieces) == text
 
 
-@pytest.mark.parametrize("style", ["headers", "thinking"])
-def test_a_turn_tells_its_tokens_and_why_it_ended(style):
-    chat = session(speaking(style))
-    stream = Told()
-    turn = chat.send(TALK[:1], max_new_tokens=6, do_sample=False, stream=stream)
-    assert turn.token_ids == tuple(stream.ids) and turn.finish_reason == "length"
-    assert len(turn.token_ids) == turn.usage.completion_tokens == 6
-    assert "".join(stream.pieces) == turn.text == chat.messages[-1]["content"]
-    again = chat.send("more", max_new_tokens=1, do_sample=False)
-    assert again.turn_id != turn.turn_id and len(again.token_ids) == 1
-
-
 def test_a_stop_string_ends_the_answer_before_it_and_the_history_too():
     chat = session(speaking("headers"))
     whole = chat.fork().send(TALK[:1], max_new_tokens=8, do_sample=False)
@@ -102,14 +90,6 @@ def plain(backbone, **options) -> tuple[int, ...]:
     )
     out = backbone.model.generate(**made, **options)
     return tuple(out[0, made["input_ids"].shape[1] :].tolist())
-
-
-def test_an_answer_ends_at_any_of_the_models_own_last_tokens():
-    backbone = speaking("headers")
-    options = {"max_new_tokens": 6, "do_sample": False}
-    whole = plain(backbone, **options)
-    turn = session(backbone).send(TALK, **{**options, "max_new_tokens": 3}, eos_token_id=[whole[2], 1])
-    assert (turn.token_ids, turn.finish_reason) == (whole[:3], "stop")
 
 
 @pytest.mark.parametrize("drawn", [{"do_sample": False}, {"seed": 3}], ids=str)

@@ -79,22 +79,6 @@ def test_a_hollow_file_asks_for_no_memory(root: Path, bounded: list[int]) -> Non
     assert bounded == []
 
 
-def test_a_header_beyond_the_bound_is_refused_unread(root: Path) -> None:
-    record = canonical()
-    outer, header, rest = split(encode(record, 7.0))
-    big = join(outer, header | {"info": {"x": "y" * (head_module.MAX_HEADER + 1)}}, rest)
-    ChunkStore.open(root).close()
-    path = file_of(root, record.key)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(big)
-    with ChunkStore.open(root) as store:
-        assert StoreAdmin(store).rebuild_index() == 0
-        with pytest.raises(CorruptChunk, match="header length"):
-            store.get_canonical(CONTEXT, CHUNK)
-    with pytest.raises(ValueError, match="over the limit"):
-        encode(canonical(info={"x": "y" * (head_module.MAX_HEADER + 1)}), 7.0)
-
-
 def test_nothing_is_parsed_before_its_digest_is_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
         key = store.put(canonical())

@@ -84,24 +84,6 @@ def test_an_exact_slide_runs_one_forward_for_all_survivors():
     assert (report.forwards, report.tokens_recomputed, report.vision_encodes) == (1, seen.tokens, 0)
 
 
-def test_bytes_are_counted_where_they_are_written():
-    backbone, chunks = rig("qwen2_5_vl")
-    window = make(backbone, None, *chunks[:3])
-    phased = {s.number: s.bytes // 2 for s in window.slots}  # K of K and V
-    report = window.slide()
-    # the survivors stay, the anchor moves up to them
-    assert report.bytes_rotated == former_of(window).anchor.length * backbone.facts.bytes_per_token // 2 > 0
-    assert report.bytes_patched == 0
-    missed = window.recall(report.evicted[0].chunk_id)
-    # it stands where it ran: nothing to rotate
-    assert (missed.forwards, missed.bytes_rotated, missed.bytes_patched) == (1, 0, 0)
-    again = make(backbone, former_of(window).store, chunks[0])
-    report = again.append(chunks[1])
-    record = former_of(again).store.get_patch(former_of(again).context, chunks[1].id, (chunks[0].id,))
-    assert report.bytes_patched == record.patch.nbytes > 0
-    assert report.bytes_rotated == phased[next(iter(phased))]
-
-
 def test_a_window_built_again_from_its_store_runs_nothing(tmp_path):
     """Patches were harvested from the prefills in context; the store may be opened by another process."""
     backbone, chunks = rig("qwen3_vl")

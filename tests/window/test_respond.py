@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kamera import Chunk, KameraWindow, ReusePolicy
-from kamera.errors import NonFiniteKV
 from kamera.window import Arrange, former_of, respond
-from tests.engines.compare import relative, worst
+from tests.engines.compare import relative
 from tests.models import samples, tiny
 from tests.window.rig import (
     GREEDY,
     QUESTION,
-    SYSTEM,
     Prefilled,
     Snapshot,
     distance,
     guarantees,
-    live,
     make,
     rig,
     watching,
 )
-from tests.window.test_non_finite import OVERFLOWS, assert_refused, half
 
 ROUNDING = 1e-4
 EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
@@ -100,27 +94,6 @@ def test_an_answer_that_breaks_off_leaves_the_window_as_it_was():
     assert answer.tolist() == Prefilled(backbone, chunks).generate(**OPTIONS)[0].tolist()
 
 
-def test_kv_that_is_not_finite_is_refused_before_the_first_token_and_never_kept_as_said():
-    backbone = half()
-    window = make(backbone, None, backbone.chunk_from_tensors([5, 6, 7]), policy=EXACT)
-    heard: list[int] = []
-
-    class Streamer:
-        def put(self, value):
-            heard.extend(value.flatten().tolist())
-
-        def end(self):
-            pass
-
-    bad = [*window.slots, backbone.chunk_from_tensors([9, OVERFLOWS, 10])]
-    assert_refused(window, lambda: respond(window, QUESTION, Arrange(bad), streamer=Streamer(), **OPTIONS))
-    assert len(heard) == len(SYSTEM) + 3 + 3 + len(QUESTION), "the prompt, and no token of an answer"
-    with pytest.raises(NonFiniteKV):
-        window.append(backbone.chunk_from_tensors([9, OVERFLOWS]))
-    respond(window, torch.tensor([9, OVERFLOWS]), Arrange(window.slots), **OPTIONS)
-    assert window._state.said is None
-
-
 @pytest.mark.parametrize("change", ["slide", "reorder", "evict", "append", "condition"])
 def test_what_was_said_counts_only_behind_the_very_same_chunks(change):
     backbone, chunks = rig("llama_mqa")
@@ -141,20 +114,6 @@ def test_what_was_said_counts_only_behind_the_very_same_chunks(change):
     if change != "condition":
         known = {c.id: c for c in (*chunks, text)}
         assert off(window, [known[slot.chunk_id] for slot in window.slots]) <= ROUNDING
-
-
-def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_make_it():
-    backbone, chunks = rig("qwen2_5_vl", 5)
-    lax = ReusePolicy(minimum="survivor", rank=64)
-    window = make(backbone, None, *chunks[:3], policy=lax)
-    window.slide()
-    respond(window, QUESTION, Arrange([*window.slots, chunks[3]], on_leave="keep"), **OPTIONS)
-    text, apart = said_by(window), window.fork()
-    apart._state = dataclasses.replace(apart._state, seats=apart._state.seats.with_said(None))
-    assert window.append(text).tokens_recomputed == 2
-    assert apart.append(text).tokens_recomputed == text.num_tokens
-    assert worst(live(window, 3), live(apart, 3)) <= ROUNDING
-    assert guarantees(window) == guarantees(apart)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))

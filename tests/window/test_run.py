@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera import KameraWindow, ReusePolicy
 from kamera.errors import KameraError, StalePlan, UnknownChunk, UnknownSlot
 from kamera.window import Evict, Plan, Reorder, requests, shown_spans
 from tests.engines.compare import worst
@@ -130,19 +130,3 @@ def test_a_plan_of_another_state_is_stale():
     window.append(chunks[3])
     with pytest.raises(StalePlan, match="of 3 chunks; this one has 4"):
         window.run(slide)
-
-
-def test_a_written_plan_is_stale_once_the_store_has_changed(tmp_path):
-    backbone, chunks = pieces()
-    with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
-        window = make(backbone, store, *chunks[:3])
-        window.evict(2)
-        written = window.plan_recall(chunks[2].id).to_json()
-        own = window.plan_recall(chunks[2].id)
-        assert own.cost.forwards == 0
-        (patch,) = (row for row in store.ls("exact") if row.chunk_id == chunks[2].id)
-        (tmp_path / "s" / "objects" / f"{patch.key}.safetensors").unlink()
-        with pytest.raises(StalePlan, match="or of its store"):
-            window.run(Plan.from_json(written))
-        report = window.run(own)  # the window planned it: the missing patch is refused, and planned again
-        assert (report.forwards, window[-1].guarantee) == (1, "exact")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -75,11 +74,6 @@ def test_a_recipe_is_refused_that_is_not_of_this_prompt_tenant_or_model():
         recipe_of({FIELD: "{}"}, made.ids, "", "f")
 
 
-def test_what_is_supplied_ends_before_the_first_part_that_is_missing():
-    made = asked(recipe("a", "b", "c", missing=1))
-    assert made.leading.borders == (3, 5)
-
-
 def test_equal_recipes_share_a_salt_and_nobody_else_has_it():
     whole, blind = asked(recipe("a", "b")), asked(recipe("a", "b", patched=False))
     assert whole.salt == asked(recipe("a", "b")).salt != ""
@@ -92,20 +86,6 @@ def test_what_equals_a_prefill_is_shared_with_every_request_of_the_tenant():
     assert asked(recipe("a", "b", missing=0)).salt == ""
     mine = replace(CONTEXT, tenant="t")
     assert asked(recipe("a", missing=0, context=mine), tenant="t").salt == "t"
-
-
-class _Remote(Stores):
-    """A store that waits, like one behind a network."""
-
-    remote = True
-
-    def __init__(self, store):
-        super().__init__("memory://")
-        self._store, self.answers = store, threading.Event()
-
-    def of(self, tenant):
-        assert self.answers.wait(10)
-        return self._store
 
 
 def _record(key: RowKey, ids) -> CanonicalRecord:
@@ -128,18 +108,6 @@ def test_rows_decide_without_a_tensor_and_a_missed_object_is_looked_up_anew(tmp_
     assert rows.count_stored("r", made) == 2  # a row that was seen is a promise
     rows.forget(made)  # which a worker found broken
     assert rows.count_stored("r", made) == 1
-
-
-def test_without_the_anchor_nothing_is_supplied():
-    made = asked(recipe("a", patched=False))
-    store = ChunkStore.open("memory://")
-    store.put(_record(made.parts[0].kv, made.parts[0].ids))
-    stores = _Remote(store)
-    stores.answers.set()
-    rows = StoredRows(stores)
-    while (found := rows.count_stored("r", made)) is None:
-        pass
-    assert found == -1
 
 
 def _plain(layers):

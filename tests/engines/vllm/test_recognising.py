@@ -21,7 +21,6 @@ from kamera.engines.vllm.scheduler import SchedulerSide
 from kamera.engines.vllm.stores import Stores
 from kamera.ops import Blocks, PatchBudget, ids_digest
 from kamera.store import CanonicalRecord, Context, ObjectInfo, Outline
-from kamera.store.admin.admin import StoreAdmin
 from kamera.trust import Proof
 
 ANCHOR = (1, 2, 3)
@@ -87,23 +86,6 @@ def test_a_changed_system_prompt_is_not_recognised(changed):
     assert recognised(ids=other) is None
     assert recognised(ids=TOKENS[1:]) is None and recognised(ids=ANCHOR) is None
     assert recognised([*CHUNKS, *PATCHES]) is None  # its KV is not stored
-
-
-@pytest.mark.parametrize("field", ["fingerprint", "anchor", "kv"])
-def test_rows_of_another_model_anchor_or_form_serve_nothing(field):
-    foreign = replace(OWN, **{field: "int8" if field == "kv" else "other"})
-    rows = [ANCHOR_ROW, *(replace(row, context=foreign) for row in (*CHUNKS, *PATCHES))]
-    assert served(rows) == []
-    assert recognised(model="other") is None
-
-
-def test_what_is_served_ends_before_the_first_chunk_that_is_unknown():
-    assert served([ANCHOR_ROW, CHUNKS[0], CHUNKS[2], *PATCHES]) == [(A, "exact")]
-    assert served([ANCHOR_ROW, *CHUNKS, PATCHES[1]]) == [(A, "exact")]
-    assert served([ANCHOR_ROW]) == [] and recognised([ANCHOR_ROW]) is not None  # the anchor alone
-    other = [*TOKENS]
-    other[8] = 99
-    assert served(ids=other) == [(A, "exact")]
 
 
 def test_exact_serves_what_equals_a_prefill_and_is_not_salted():
@@ -215,19 +197,3 @@ def test_tenants_do_not_see_each_others(tmp_path):
         request = Request(f"r {tenant}", salt=tenant)
         made.arrive(request)
         assert made.match(request, 0) == supplied and request.block_hashes == [b"first"]
-
-
-def test_a_missed_object_ends_recognition_until_the_rows_are_read_again(tmp_path):
-    store = fill(tmp_path, A)
-    made, request = side(tmp_path), Request("r")
-    made.arrive(request)
-    StoreAdmin(store).delete(record(A).key)
-    made.begin_load(request, [0], made.match(request, 0))
-    made.fail_loads(["r"])
-    assert made.match(request, 0) == 0 and made.counts.all["refused_requests/load"] == 1
-    made.arrive(after := Request("s"))
-    assert made.match(after, 0) == 0  # its table is known to be wrong
-    made.leave("r")
-    settle(made.tables)
-    made.arrive(later := Request("t"))
-    assert made.match(later, 0) == 3  # the anchor is there still

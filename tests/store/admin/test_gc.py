@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.errors import StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.admin.gc import collect
 from kamera.store.disk.notes import HALF_LIFE
@@ -165,15 +164,3 @@ def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
         assert len(list(root.glob("objects/*"))) == 2
         assert store.get_canonical(CONTEXT, "a" * 64) is None
         assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
-
-
-def test_the_cache_of_a_remote_is_not_collected_by_itself(tmp_path: Path) -> None:
-    (tmp_path / "far").mkdir()
-    url = f"obstore+file://{tmp_path / 'far'}"
-    with ChunkStore.open(url, cache=tmp_path / "near") as store:
-        key = store.put(canonical())
-        store.flush(30)
-    with ChunkStore.open(tmp_path / "near") as store:
-        with pytest.raises(StoreError, match="disk_limit"):
-            StoreAdmin(store).gc(0)
-        assert [info.key for info in store.ls()] == [key]
