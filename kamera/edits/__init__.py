@@ -5,6 +5,7 @@ from kamera.edits.clearing import Clearing, clearing_of
 from kamera.edits.clients import Client, Foreseen
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
+from kamera.edits.examples import alike
 from kamera.edits.messages import edit_messages
 from kamera.edits.policy import (
     EditPolicy,
@@ -29,6 +30,7 @@ __all__ = [
     "PolicyName",
     "Snap",
     "Unit",
+    "alike",
     "apply_policy",
     "check_policy",
     "clearing_of",

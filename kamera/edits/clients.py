@@ -56,7 +56,8 @@ class Client:
     def learn(self, before: Sequence[Message], given: Sequence[Message]) -> Client:
         """With one more turn: the history ``before`` it, which ends with an answer, and the one ``given``.
 
-        A turn that no rule explains begins anew, with what was given.
+        What no rule makes of all that is known may be one of the last history alone. A turn that is neither
+        begins anew, with what was given.
         """
         sent = tuple(_without_pixels(message) for message in given)
         start = max((i for i, m in enumerate(given) if m.get("role") == "assistant"), default=None)
@@ -74,7 +75,9 @@ class Client:
             if all(again) or not repeats:  # else other pictures took their places
                 times = (self.times if rule == self.rule else 0) + edits
                 return Client(unedited, sent, rule, found, repeats, times)
-        return anew
+        if self.unedited is self.given:
+            return anew
+        return replace(self, unedited=self.given, rule=None, times=0).learn(before, given)
 
     def doubted(self) -> Client:
         """The same, whose rule has yet to be seen at work."""

@@ -2,8 +2,9 @@
 
 Three things happen to a message: it leaves, alone or with those beside it, whose place a note may take; a
 part of it leaves; or a part becomes another text. Which messages it happens to is told by their kind and by
-how many of that kind stay as they are behind it: so each rule says what happens to the next one. Numbers in a
-text that is written instead count on. One example allows several rules; who has seen more chooses.
+how many of that kind stay as they are behind it: so each rule says what happens to the next one, or the next
+batch. Numbers in a text that is written instead count on. One example allows several rules; who has seen more
+chooses.
 """
 
 from __future__ import annotations
@@ -193,17 +194,22 @@ class Note:
 
 @dataclass(frozen=True)
 class Cutting:
-    """The first ``head`` messages stay, and all from the ``keep``-th last of the kind ``begins`` on."""
+    """The first ``head`` messages stay, and all from the ``keep``-th last of the kind ``begins`` on.
+
+    Of that kind a whole ``batch`` leaves at once; until there is one, all stay.
+    """
 
     head: int
     begins: Kind
     keep: int
+    batch: int
     note: Note | None = None
 
     def transform(self, messages: Sequence[Message], turn: int) -> list[Message]:
         """The messages after it, with the ``note`` in place of those that left."""
         starts = [i for i, m in enumerate(messages) if i >= self.head and is_of(m, self.begins)]
-        stop = starts[-self.keep] if len(starts) >= self.keep else self.head
+        leaving = max(0, len(starts) - self.keep) // self.batch * self.batch
+        stop = starts[leaving] if leaving else self.head
         if stop <= self.head:
             return [*messages]
         gone = messages[self.head : stop]
@@ -236,7 +242,12 @@ def _cuttings(before: Sequence[Message], after: Sequence[Message]) -> Iterator[C
             if written:
                 notes = [*_notes(after[head], _counts(before[head : head + gone]))]
             for begins, note in product((kind(tail[0])[:1], kind(tail[0])), notes):
-                yield Cutting(head, begins, sum(is_of(message, begins) for message in tail), note)
+                left, keep = (
+                    sum(is_of(message, begins) for message in part)
+                    for part in (before[head : head + gone], tail)
+                )
+                for batch in dict.fromkeys((1, max(1, left))):
+                    yield Cutting(head, begins, keep, batch, note)
 
 
 def _notes(message: Message, counts: Counts) -> Iterator[Note]:
@@ -294,17 +305,21 @@ def _change_items(content: Any, changes: Mapping[str | None, TextChange | None],
 
 @dataclass(frozen=True)
 class Kept:
-    """Of the messages of a ``kind`` from index ``first`` on, all but the last ``keep`` change, or leave."""
+    """Of the messages of a ``kind`` from index ``first`` on, all but the last ``keep`` change, or leave.
+
+    That happens to a whole ``batch`` at once.
+    """
 
     kind: Kind
     first: int
     keep: int
+    batch: int
     rewrite: Rewrite | None
 
     def of(self, messages: Sequence[Message]) -> list[int]:
         """Indices of those that change."""
         own = [i for i, m in enumerate(messages) if i >= self.first and is_of(m, self.kind)]
-        return own[: max(0, len(own) - self.keep)]
+        return own[: max(0, len(own) - self.keep) // self.batch * self.batch]
 
 
 @dataclass(frozen=True)
@@ -356,8 +371,10 @@ def _kept(
     own = [i for i in changed if is_of(before[i], of)]
     after = pairs[own[0]]
     keep = sum(i > own[-1] and is_of(m, of) for i, m in enumerate(before))
+    batches = dict.fromkeys((1, sum(is_of(m, of) for m in before[own[0] : own[-1] + 1])))
     for rewrite in (None,) if after is None else _rewrites(before[own[0]], after):
-        yield Kept(of, own[0], keep, rewrite)
+        for batch in batches:
+            yield Kept(of, own[0], keep, batch, rewrite)
 
 
 def _rewrites(old: Message, new: Message) -> Iterator[Rewrite]:

@@ -23,7 +23,7 @@ from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
-from kamera.sessions.modes import Manner, SessionMode
+from kamera.sessions.modes import Manner, SessionMode, default_policy
 from kamera.sessions.persist import find_policy, load_session, save_session
 from kamera.sessions.sampling import Options, closing_ids, refuse_own_options
 from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show, spoken_ids
@@ -43,7 +43,9 @@ class ChatSession:
     equal segments are kept or relocated, new ones are prefilled. ``mode`` determines the KV of segments after
     an edit: ``"amortize"`` leaves it conditioned on the removed antecedents, ``"repair"`` patches it to the
     present ones, ``"forget"`` prefills it (equal to a run that never saw the removed ones), ``"auto"`` takes
-    the cheapest that the reuse policy admits.
+    the cheapest that the reuse policy admits. Without a ``policy`` the KV of "auto" and "forget" is exact.
+
+    ``anticipates``: after each answer what the next turn will drop is prepared (`anticipate`), as later work.
 
     ``uncached=True`` lets the plain model answer a prompt that no window can hold (it cannot be cut, its
     text spells a special token, it is longer than ``max_tokens``, …), with the reason in
@@ -74,6 +76,7 @@ class ChatSession:
         max_tokens: int | None = None,
         uncached: bool = False,
         reuse: bool = False,
+        anticipates: bool = True,
         trace: str | Path | None = None,
         engine: Completes | None = None,
     ) -> None:
@@ -81,10 +84,12 @@ class ChatSession:
         own, listener = engine_of(backbone), None
         if trace is not None:
             listener = Trace(trace, session=secrets.token_hex(4))
+        manner = Manner(tools, mode, edit_policy, uncached, reuse, anticipates)
+        policy = default_policy(mode) if policy is None and engine is None else policy
         anchors = anchors_over(engine, own, store, max_tokens=max_tokens, policy=policy, listener=listener)
         if uncached or reuse:
             refuse_over_engine(anchors, "uncached and reuse")
-        self._begin(anchors, Manner(tools, mode, edit_policy, uncached, reuse), State())
+        self._begin(anchors, manner, State())
 
     def _begin(self, anchors: Anchors, manner: Manner, state: State) -> None:
         self.backbone, self.store = anchors.backbone, anchors.store
@@ -181,7 +186,10 @@ class ChatSession:
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
                 base.check_seen(old_state, history)
-            return self._answer(base, history, scratch, stream, options)
+            turn = self._answer(base, history, scratch, stream, options)
+        if self.manner.anticipates:
+            self.anticipate()
+        return turn
 
     def _answer(
         self, base: State, history: History, scratch: Sequence[Message], stream: Stream, options: Any
@@ -203,8 +211,11 @@ class ChatSession:
         assert text is not None, "options were given"
         text, content, calls, message = read_answer(text, stream, self._anchors.calls, tools)
         message = self._conversations.spoken(message)
-        self._anticipation.remember(base.messages, history)
         is_said = not scratch and report.uncached is None
+        misses = 0
+        if report.uncached is None and state.layout is not None:
+            misses = self.state.prefix_misses(state.layout.prompt)
+        self._anticipation.habits.remember(base.messages, history, misses)
         state = replace(state, spoken=spoken_ids(state, stream.ids) if is_said else None)
         self._publish(state.after_turn((*history, message)))
         state = self.state
@@ -259,9 +270,11 @@ class ChatSession:
     def anticipate(self) -> None:
         """Prepare the next prompt's window, as later work, as far as that is foreseen (docs/sessions.md).
 
-        What the edit policy removes next is known, and so is what a client's own rule removes, once its turns
-        have shown it (`kamera.edits.Client`). The next turn never waits for it, and serves of it what its
-        prompt has (`TurnReport.anticipated`).
+        What the edit policy removes next is known, and so is what a client's own rule removes, once a turn
+        has shown it (`kamera.edits.Client`). The next turn never waits for it, and serves of it what its
+        prompt has (`TurnReport.anticipated`). After two wrong guesses in a row a client's rule has to be
+        seen at work twice. In all no more tokens are prepared than a prefix cache would have run for the
+        turns so far. What was prepared for this history already is left as it is.
         """
         with self._account.count_now(self.backbone):
             if isinstance(self._anchors, EngineAnchors):

@@ -13,7 +13,7 @@ from kamera.edits import check_policy as check_edit_policy
 from kamera.errors import quote
 from kamera.forks import lazy
 from kamera.ops import digest
-from kamera.trust import Guarantee, OnLeave, at_least, weakest
+from kamera.trust import Guarantee, OnLeave, ReusePolicy, at_least, weakest
 from kamera.window import EngineSlot, EngineWindow, KameraWindow, Slot
 
 SessionMode = Mode
@@ -34,6 +34,7 @@ class Manner:
     edit_policy: EditPolicy | None = None
     uncached: bool = False
     reuse: bool = False
+    anticipates: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(SessionMode):
@@ -56,6 +57,11 @@ def tools_digest(tools: Sequence[Any] | None) -> str:
     """A digest of tools as the template sees them; the same in every process."""
     schemas = None if tools is None else [tool_schema(tool) for tool in tools]
     return digest("kamera.pool.tools.v1", json.dumps(schemas, default=repr))
+
+
+def default_policy(mode: SessionMode) -> ReusePolicy:
+    """The policy of a session that was given none: exact, unless its ``mode`` asks for other KV."""
+    return ReusePolicy.exact() if mode in ("auto", "forget") else ReusePolicy()
 
 
 def mode_of(on_leave: OnLeave) -> Applied:

@@ -25,7 +25,7 @@ from kamera.sessions.engine_turns import anchors_over
 from kamera.sessions.layout import anchor_ids
 from kamera.sessions.match import Entries, Entry, Match, best_match, candidates, evict_sessions
 from kamera.sessions.metrics import PoolMetrics, turn_counts
-from kamera.sessions.modes import Manner, SessionMode
+from kamera.sessions.modes import Manner, SessionMode, default_policy
 from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
 from kamera.sessions.sampling import refuse_own_options
 from kamera.sessions.saved import SavedSessions, check_saving
@@ -110,6 +110,7 @@ class SessionPool:
         self.anticipates = anticipates
         self._store = store
         self._manner = Manner(None, mode, edit_policy, uncached, reuse)
+        policy = default_policy(mode) if policy is None and engine is None else policy
         self._traces, self._branches, self._engine = trace, {} if branches is None else branches, engine
         options = {"max_tokens": max_tokens, "policy": policy, "prompt_limit": SYSTEM_PROMPTS}
         if self.max_bytes is not None:
@@ -158,7 +159,7 @@ class SessionPool:
         whose = tenant_of(self._store, tenant)
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
         with self._account.count_now(self.backbone):
-            manner = replace(self._manner, tools=tools)
+            manner = replace(self._manner, tools=tools, anticipates=self.anticipates)
             incoming = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)
             return self._send(incoming, options, told)
 
@@ -178,8 +179,6 @@ class SessionPool:
                 if not entry.session.state.changes:
                     self._entries.pop((incoming.tenant, name), None)  # it was opened for this request
             raise
-        if self.anticipates:
-            entry.session.anticipate()
         self._end_reservation((incoming.tenant, name), entry, turn, incoming.hint)
         return replace(turn, session_id=name)
 

@@ -15,7 +15,7 @@ import torch
 
 from kamera import forks
 from kamera.content import Rendered, common_prefix
-from kamera.sessions.layout import Layout, anchor_ids, end_of, prefix_tokens
+from kamera.sessions.layout import Layout, anchor_ids, end_of, prefix_tokens, question_start
 from kamera.sessions.modes import first_that_knows_more
 from kamera.window import EngineWindow, KameraWindow
 
@@ -52,6 +52,20 @@ class Stretch:
             coming = prompt.ids[end : next(starts, prompt.num_tokens)]
             tokens += common_prefix(self.spoken.tolist(), coming.tolist())
         return tokens
+
+    def prefix_misses(self, prompt: Rendered) -> int:
+        """Tokens of ``prompt`` that a prefix cache would run which has this prompt and its answer."""
+        if self.layout is None:
+            return prompt.num_tokens
+        old = self.layout.prompt
+        held = old.ids if self.spoken is None else torch.cat([old.ids[: question_start(old)], self.spoken])
+        same = min(len(held), prompt.num_tokens - 1)  # the last one is run for its logits
+        same = int((held[:same] == prompt.ids[:same]).long().cumprod(0).sum())
+        media = {s.start: s.id for s in old.segments if s.media is not None}
+        for segment in prompt.segments:  # pictures have equal tokens
+            if segment.media is not None and media.get(segment.start) != segment.id:
+                same = min(same, segment.start)
+        return prompt.num_tokens - same
 
 
 class Trail:

@@ -35,16 +35,16 @@ def chat(length: int) -> Messages:
     return full
 
 
-def calls(length: int) -> Messages:
-    """Calls of a tool; each third turn has two, each fourth result is a picture with a text."""
+def calls(length: int, plain: bool = False) -> Messages:
+    """Calls of a tool; unless ``plain`` each third turn has two, and each fourth result shows a picture."""
     full: Messages = [{"role": "user", "content": "Sort the list."}]
     for i in range(length):
-        names = [f"c{i}", f"d{i}"] if i % 3 == 2 else [f"c{i}"]
+        names = [f"c{i}", f"d{i}"] if i % 3 == 2 and not plain else [f"c{i}"]
         made = [{"id": n, "type": "function", "function": {"name": "look", "arguments": n}} for n in names]
         full.append({"role": "assistant", "content": f"Step {i}.", "tool_calls": made})
         for n in names:
             text: Any = f"row {n}: " + "x" * (i + 40)
-            if i % 4 == 3:
+            if i % 4 == 3 and not plain:
                 text = [{"type": "image", "image": n}, {"type": "text", "text": text}]
             full.append({"role": "tool", "tool_call_id": n, "content": text})
     return full
@@ -95,6 +95,13 @@ def drop_pages(full: Messages) -> Messages:
     return [*full[:2], *full[2:][max(0, (len(full) - 2) // 2 - 3) * 2 :]]
 
 
+def in_batches(full: Messages) -> Messages:
+    """Two exchanges leave at once, when there are five."""
+    asked = [i for i, m in enumerate(full) if m["role"] == "user"]
+    gone = max(0, len(asked) - 3) // 2 * 2
+    return [full[0], *full[asked[gone] :]]
+
+
 CLIENTS: dict[str, tuple[Messages, Rule]] = {
     "oldest exchange dropped": (chat(14), exchanges(3)),
     "oldest page dropped": (pages(14), drop_pages),
@@ -112,6 +119,7 @@ CLIENTS: dict[str, tuple[Messages, Rule]] = {
     "thinking stripped": (chat(14), of("assistant", 1, without_thinking)),
     "tool results cleared": (calls(14), of("tool", 3, with_text("[cleared]"))),
     "tool results dropped": (calls(14), of("tool", 3, lambda m, _: None)),
+    "exchanges dropped in batches": (chat(18), in_batches),
     "picture replaced": (calls(14), of("tool", 2, without_picture)),
 }
 

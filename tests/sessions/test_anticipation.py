@@ -86,7 +86,7 @@ def test_an_agent_that_keeps_the_last_pictures_runs_its_new_tokens_alone(
     backbone, frames, tiny, policy, keep
 ):
     backbone, edit = seeing() if tiny else backbone, policies.keep_last_images(keep)
-    plain, session = (opened(backbone, policy, edit_policy=edit) for _ in range(2))
+    plain, session = (opened(backbone, policy, edit_policy=edit, anticipates=a) for a in (False, True))
     for i, frame in enumerate(frames):
         without, want = before_the_answer(plain, shown(frame))
         spans, turn = before_the_answer(session, shown(frame))
@@ -196,7 +196,7 @@ def test_random_edits_of_a_tiny_model_are_answered_as_the_plain_model_does(polic
 def test_a_wrong_guess_serves_nothing(backbone, frames, policy):
     """The policy lets the oldest picture go, but the client takes away another first."""
     edit = policies.keep_last_images(3)
-    plain, session = (opened(backbone, policy, edit_policy=edit) for _ in range(2))
+    plain, session = (opened(backbone, policy, edit_policy=edit, anticipates=a) for a in (False, True))
     for one in (plain, session):
         for frame in frames[:3]:
             one.send(shown(frame), **OPTIONS)
@@ -260,7 +260,7 @@ def test_a_policy_that_fails_on_what_is_foreseen_fails_no_turn(backbone, frames)
 
 def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(backbone, frames, monkeypatch):
     monkeypatch.setattr(precedence, "PATIENCE", LONG)
-    session = opened(backbone, edit_policy=policies.keep_last_images(2))
+    session = opened(backbone, edit_policy=policies.keep_last_images(2), anticipates=False)
     for frame in frames[:3]:
         session.send(shown(frame), **OPTIONS)
     session.flush()
@@ -291,7 +291,7 @@ def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(ba
 
 def test_what_is_prepared_counts_as_later_works_and_goes_first_under_pressure(backbone, frames):
     queue = later_of(backbone)
-    session = opened(backbone, edit_policy=policies.keep_last_images(2))
+    session = opened(backbone, edit_policy=policies.keep_last_images(2), anticipates=False)
     for frame in frames[:3]:
         session.send(shown(frame), **OPTIONS)
     session.flush()
