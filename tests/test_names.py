@@ -23,8 +23,8 @@ TOP = Path(__file__).parents[1]
 
 @functools.cache
 def _codes() -> dict[str, types.CodeType]:
-    """The files of the package and the laboratory by their module, compiled: to walk a tree takes longer."""
-    files = [path for folder in ("kamera", "lab") for path in (TOP / folder).rglob("*.py")]
+    """The files of package and benchmarks by their module, compiled: to walk a tree takes longer."""
+    files = [path for folder in ("kamera", "benchmarks") for path in (TOP / folder).rglob("*.py")]
     names = [".".join(path.relative_to(TOP).with_suffix("").parts) for path in files]
     codes = [compile(path.read_text(encoding="utf-8"), path, "exec") for path in files]
     return {name.removesuffix(".__init__"): code for name, code in zip(names, codes, strict=True)}
@@ -79,7 +79,7 @@ def _members() -> dict[str, set[str]]:
 
 def _is_known(name: str) -> bool:
     first, *rest = name.split(".")
-    if first in ("kamera", "lab"):
+    if first in ("kamera", "benchmarks"):
         return _is_reached(name)
     if rest and first in _members():
         return rest[0] in _members()[first]

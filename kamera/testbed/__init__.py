@@ -9,7 +9,7 @@
 >>> episode.answer(question, order=[3, 0, 1, 2])      # the answer if the legends come too late
 'olive'
 
-``lab/testbed/MODEL_CARD.md`` in the repository describes the training, the accuracy and three more families.
+``benchmarks/testbed`` in the repository trains it, its ``metrics.json`` gives its accuracy.
 """
 
 from typing import Any

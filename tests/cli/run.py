@@ -32,7 +32,7 @@ def kamera(capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
 
 
 def run(capsys: pytest.CaptureFixture[str], program: Program, *arguments: object) -> Run:
-    """Any program of this kind: ``main`` of `kamera.cli`, or of the laboratory."""
+    """Any program of this kind: ``main`` of `kamera.cli`."""
     capsys.readouterr()
     code = program([str(a) for a in arguments])
     return Run(code, *capsys.readouterr())

@@ -12,9 +12,9 @@ import torch
 import transformers
 from PIL import Image
 
+from benchmarks.testbed.frontend import build_processor
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.testbed.frames import CELL
-from lab.testbed.frontend import build_processor
 from tests.models import tiny
 
 SYSTEM = "You watch a camera."

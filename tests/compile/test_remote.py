@@ -11,9 +11,9 @@ from kamera.compile import CompileJob, ObjectCounts, Settings, read_plan, run_pl
 from kamera.compile import job as running
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
-from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.compile.same import contents
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
+from tests.servers.redis_server import BINARY, MISSING, RedisServer
 
 SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
 SETTINGS = Settings(rank=4)

@@ -12,11 +12,11 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.testbed.frontend import build_tokenizer
 from kamera import ChunkStore, KameraWindow
 from kamera.content.plain import PlainText
 from kamera.engines.hf import HfEngine
 from kamera.window import sequence_of
-from lab.testbed.frontend import build_tokenizer
 from tests.content.test_prompt import GEMMA
 from tests.models import processors
 

@@ -26,7 +26,7 @@ from kamera.ops import (
     mla_expanded_layout,
     mla_latent_layout,
 )
-from lab.coded import coded
+from tests.ops.coded import coded
 
 PAIRINGS = ("half", "interleaved")
 

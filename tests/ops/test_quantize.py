@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kamera.ops import LowRank, Patch, RopeSpec, attention_layout, factor, quantize, rotate_factors
 from kamera.ops.quantize import coded_bytes
-from lab.coded import coded, coded_factors
+from tests.ops.coded import coded, coded_factors
 from tests.ops.test_patch import matrix
 
 LEVELS = {8: 127, 4: 7}

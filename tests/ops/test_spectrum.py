@@ -8,7 +8,7 @@ import torch
 import kamera.ops.spectrum as spectrum
 from kamera.ops import kept_energy, kv_of, patch_of
 from kamera.ops.spectrum import strongest_directions
-from lab.coded import coded
+from tests.ops.coded import coded
 
 
 def matrices(tokens: int, features: int, fall: float, *, n: int = 3, seed: int = 0, dtype=torch.float32):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kamera.content import Conversations
 from kamera.reuse import RULES, CutRule, Media, Prompt, Span, anchors_of, cut_prompt
-from lab.plain_cuts import plain_cuts
 from tests.content import templates
+from tests.reuse.plain_cuts import plain_cuts
 
 SMALL = CutRule(minimum=8, maximum=64, exponent=4, bits="low")
 RULES_UNDER_TEST = [

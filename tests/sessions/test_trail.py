@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.price.counting import named, shared, watching
 from kamera import ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.content import Conversations
 from kamera.engines.hf import HfEngine
 from kamera.sessions import ChatSession
-from lab.price.counting import named, shared, watching
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 SYSTEMS = ("You watch a camera.", "You watch two cameras.", "You watch a camera. It is 3 o'clock.")

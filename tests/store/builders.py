@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from benchmarks.reliability.forge import join, seal, split
 from kamera.ops import KV, Blocks, Codes, LowRank, LowRanks, Patch, equal_groups, kv_of
 from kamera.store import (
     CanonicalRecord,
@@ -22,7 +23,6 @@ from kamera.store.codec import Codec
 from kamera.store.disk.index import Index
 from kamera.store.info import Selection
 from kamera.store.pins import PinBook
-from lab.reliability.forge import join, seal, split
 
 __all__ = ["decode", "encode", "join", "seal", "split"]
 

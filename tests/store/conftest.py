@@ -7,11 +7,11 @@ import pytest
 import redis
 
 from kamera.store import ChunkStore
-from lab.reliability.mooncake_server import MASTER, MooncakeServer
-from lab.reliability.mooncake_server import MISSING as NO_MOONCAKE
-from lab.reliability.redis_server import BINARY, MISSING, VALKEY, RedisServer
-from lab.reliability.s3_server import MISSING as MOTO_MISSING
-from lab.reliability.s3_server import S3Server
+from tests.servers.mooncake_server import MASTER, MooncakeServer
+from tests.servers.mooncake_server import MISSING as NO_MOONCAKE
+from tests.servers.redis_server import BINARY, MISSING, VALKEY, RedisServer
+from tests.servers.s3_server import MISSING as MOTO_MISSING
+from tests.servers.s3_server import S3Server
 
 
 @pytest.fixture(autouse=True)

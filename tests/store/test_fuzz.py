@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from lab.reliability import rig
+from benchmarks.reliability import rig
 from tests.store.builders import encode
 
 ODD = st.sampled_from(

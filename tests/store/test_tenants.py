@@ -12,7 +12,7 @@ import pytest
 
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, Context, StoreAdmin
-from lab.reliability import tenants
+from tests.reliability import tenants
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 SECRET, OTHER_SECRET = b"a secret of acme, 32 bytes long!", b"another secret, also long enough"

@@ -15,8 +15,8 @@ from kamera.errors import CorruptChunk, RemoteUnavailable
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
-from lab.reliability.redis_server import RedisServer
 from tests.killing import die, in_child
+from tests.servers.redis_server import RedisServer
 from tests.store.builders import CONTEXT, assert_same, canonical, patch, rows_of
 
 QUICK = "timeout=60&retries=0&cooldown=0.05"

@@ -14,8 +14,8 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.window import former_of, sequence_of, terms_in_force
 from kamera.window.file import WINDOW, Saved
-from lab.coded import coded
 from tests.models import tiny
+from tests.ops.coded import coded
 from tests.window.rig import QUESTION, Snapshot, guarantees, make, over, rig
 
 

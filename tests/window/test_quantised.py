@@ -9,8 +9,8 @@ from kamera.engines.hf import HfEngine
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.window import former_of
 from kamera.window.file import WINDOW
-from lab.testbed import load
 from tests.engines.compare import relative, worst
+from tests.models.trained import mla
 from tests.window.rig import (
     QUESTION,
     Prefilled,
@@ -99,7 +99,7 @@ def test_a_saved_window_keeps_saying_that_it_came_out_of_codes(pieces, codec, tm
 @pytest.mark.parametrize("family", ["gqa", pytest.param("mla", marks=pytest.mark.slow)])
 def test_a_patched_coded_chunk_answers_as_a_reprefill(family):
     """Legends, then an items frame that comes back out of codes: its values need the legends."""
-    backbone = HfEngine(*load(family))
+    backbone = HfEngine(*(mla() if family == "mla" else testbed.load()))
     episode = testbed.World(910_000).episode(0, layout="LRI")
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
     asked = [q for q in (episode.ask(*s) for s in episode.subjects(["value"])) if q.bound][:3]

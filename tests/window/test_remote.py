@@ -9,8 +9,8 @@ import torch
 
 from kamera import ChunkStore
 from kamera.store import StoreAdmin
-from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.engines.compare import relative
+from tests.servers.redis_server import BINARY, MISSING, RedisServer
 from tests.window.rig import QUESTION, Prefilled, make, rig
 
 FAMILY = "qwen2_5_vl"

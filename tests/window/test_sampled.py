@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from kamera.ops import Design, token_kernel
 from kamera.window import Append, Arrange, Evict, former_of, sequence_of
 from kamera.window.audit import Served, audit_slot
 from kamera.window.steps import Place, Plan, Sample
-from lab.placement import assembled
 from tests.engines.compare import worst
 from tests.models import tiny
 from tests.window.rig import (
@@ -320,20 +318,3 @@ def test_an_audit_bears_what_codes_lose(kv):
     findings = audit_slot(window._stage, Served(window._state, 1, live(window, 1)))
     assert [finding.part for finding in findings] == ["first layer", "KV"]
     assert all(finding.holds for finding in findings), findings
-
-
-def test_a_plan_of_many_orders_reads_and_compares_each_chunk_once(monkeypatch):
-    backbone, chunks = rig("qwen2_5_vl", 5)
-    store = ChunkStore.open("memory://")
-    for chunk in chunks:
-        make(backbone, store, chunk, policy=dataclasses.replace(POLICY, forms="always")).flush()
-    made = []
-    monkeypatch.setattr(
-        "kamera.window.sampling.token_kernel", lambda *given: made.append(1) or token_kernel(*given)
-    )
-    # the process holds the last designs, which another test may have made of the same chunks
-    monkeypatch.setattr("kamera.window.sampling._canonical", OrderedDict())
-    window = make(backbone, store, policy=POLICY)
-    report = window.run(assembled(window, chunks))
-    assert guarantees(window) == ["exact"] + ["sampled"] * 4
-    assert (report.forwards, len(made)) == (1, 5), "once a chunk, for the plan and its run"

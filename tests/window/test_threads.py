@@ -13,8 +13,8 @@ import torch
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.engines.hf import forwards
-from lab.reliability import threads as many
 from tests.models import samples, tiny
+from tests.reliability import threads as many
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, is_a_reprefill, make, pictures
 
 WRONG = ("exceptions", "wrong objects", "missing or extra objects", "wrong reports", "wrong answers")

@@ -27,10 +27,10 @@ from kamera.trust import weakest
 from kamera.window import file as window_file
 from kamera.window import former_of
 from kamera.window.file import WINDOW, Saved
-from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.content.templates import picture
 from tests.engines.compare import relative, worst
 from tests.models import samples, talkers, tiny
+from tests.servers.redis_server import BINARY, MISSING, RedisServer
 from tests.window.rig import QUESTION, Prefilled, distance, guarantees, make, sparse, watching
 
 ROUNDING = 1e-4

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kamera.engines.vllm.serving import FIELD
-from lab.vllm.bed import (
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.vllm.bed import (
     ENVIRONMENT,
     PICTURES,
-    latents_directory,
     pictures_directory,
     scheduler_of,
     start,
     transfer,
 )
+from kamera.engines.vllm.serving import FIELD
+from tests.models.trained import mla_directory
 
 if TYPE_CHECKING:
     from kamera.testbed.world import Question
@@ -90,3 +96,60 @@ def bound(episode: Any, order: Sequence[int] | None = None) -> list[Question]:
             continue
         asked += [question] if question.bound else []
     return asked
+
+
+def latents_directory(into: Path) -> Path:
+    """The language model of the trained MLA backbone, padded with zeros to what vLLM's kernels take.
+
+    Its 96 latents become 512 and its 32 rotary features 64. Padding changes the mean square under the norm of
+    the latents, the scale of attention and the rotary frequencies; weights make up for the first two, and
+    each rotary pair goes to the place of its own frequency, which is every other one.
+    """
+    source = mla_directory()
+    into.mkdir(parents=True, exist_ok=True)
+    text = json.loads((source / "config.json").read_text(encoding="utf-8"))["text_config"]
+    heads, plain = text["num_attention_heads"], text["qk_nope_head_dim"]
+    latent, rope = text["kv_lora_rank"], text["qk_rope_head_dim"]
+    wide, turned = 512, 64
+    text |= {
+        "kv_lora_rank": wide,
+        "qk_rope_head_dim": turned,
+        "head_dim": turned,
+        "qk_head_dim": plain + turned,
+    }
+    text |= {"architectures": ["DeepseekV3ForCausalLM"], "dtype": "float32", "tie_word_embeddings": False}
+    (into / "config.json").write_text(json.dumps(text), encoding="utf-8")
+    places = torch.tensor([4 * (i // 2) + i % 2 for i in range(rope)])
+    scale = ((plain + turned) / (plain + rope)) ** 0.5
+    padded = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.startswith("language_model."):
+            continue
+        own = name.removeprefix("language_model.").replace(".blocks.", ".layers.")
+        tensor = tensor.float()
+        if own.endswith("kv_a_proj_with_mqa.weight"):
+            new = torch.zeros(wide + turned, tensor.shape[1])
+            new[:latent], new[wide + places] = tensor[:latent], tensor[latent:]
+        elif own.endswith("kv_a_layernorm.weight"):
+            new = torch.zeros(wide)
+            new[:latent] = tensor * (latent / wide) ** 0.5
+        elif own.endswith("kv_b_proj.weight"):
+            new = torch.zeros(tensor.shape[0], wide)
+            new[:, :latent] = tensor
+        elif own.endswith("q_b_proj.weight"):
+            each = tensor.view(heads, plain + rope, -1)
+            new = torch.zeros(heads, plain + turned, tensor.shape[1])
+            new[:, :plain], new[:, plain + places] = each[:, :plain], each[:, plain:]
+            new = scale * new.flatten(0, 1)
+        else:
+            new = tensor
+        padded[own] = new.contiguous()
+    padded["lm_head.weight"] = padded["model.embed_tokens.weight"].clone()  # vLLM does not tie them
+    save_file(padded, into / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copyfile(source / name, into / name)
+    words = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+    words.pop("processor_class", None)
+    words |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (into / "tokenizer_config.json").write_text(json.dumps(words), encoding="utf-8")
+    return into

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.reliability import faults, kills, rig
 from kamera.store import ChunkStore
-from lab.reliability import faults, kills, rig, writers
+from tests.reliability import writers
 
 WRONG = ("torn", "lost", "disagreements", "leftovers")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.reliability import rig
 from kamera.errors import StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.disk import syncing
 from kamera.store.records import Record
-from lab.reliability import rig
 from tests.killing import Countdown, in_child
 from tests.store.builders import CONTEXT, VISION, canonical, encoding, file_of, patch
 

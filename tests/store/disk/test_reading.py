@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.reliability.forge import front_of, split
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, StoreAdmin, entries
 from kamera.store.opened import OpenObject
-from lab.reliability.forge import front_of, split
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, tensor
 
 LAYERS = 6

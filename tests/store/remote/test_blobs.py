@@ -15,8 +15,8 @@ import pytest
 from kamera.store.remote.blobs import BlobHead, Blobs
 from kamera.store.remote.objects import ObjectBlobs
 from kamera.store.remote.redis import RedisBlobs
-from lab.reliability.redis_server import RedisServer
-from lab.reliability.s3_server import BUCKET
+from tests.servers.redis_server import RedisServer
+from tests.servers.s3_server import BUCKET
 
 Opener = Callable[[str], Blobs]
 

@@ -7,7 +7,7 @@ import pytest
 from kamera.errors import RemoteUnavailable
 from kamera.store.remote.guard import Breaker, Guard
 from kamera.store.remote.redis import RedisBlobs
-from lab.reliability.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 
 class Clock:

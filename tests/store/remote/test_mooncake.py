@@ -10,7 +10,7 @@ from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote.blobs import OBJECTS
 from kamera.store.remote.tier import RemoteTier
-from lab.reliability.mooncake_server import MooncakeServer
+from tests.servers.mooncake_server import MooncakeServer
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical
 from tests.store.remote.test_remote import LIES
 from tests.store.test_forks import in_child

@@ -1,12 +1,13 @@
-"""The figures of `lab.reliability.remote` on a small scale, and that they would show a fault."""
+"""The figures of `tests.reliability.remote` on a small scale, and that they would show a fault."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.reliability import rig
 from kamera.store.remote.uploads import Uploads
-from lab.reliability import remote, rig
-from lab.reliability.redis_server import BINARY, MISSING
+from tests.reliability import remote
+from tests.servers.redis_server import BINARY, MISSING
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 

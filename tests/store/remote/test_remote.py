@@ -12,7 +12,7 @@ import pytest
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.codec import Codec
-from lab.reliability.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 CHUNK = "c" * 64

@@ -9,7 +9,7 @@ import pytest
 
 from kamera.errors import RemoteUnavailable, StoreError, UnknownChunk
 from kamera.store import ChunkStore, StoreAdmin
-from lab.reliability.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.store.builders import CONTEXT, canonical, is_pinned, patch
 
 

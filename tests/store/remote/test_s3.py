@@ -6,7 +6,7 @@ import pytest
 
 from kamera.errors import RemoteUnavailable
 from kamera.store import ChunkStore, StoreAdmin
-from lab.reliability.s3_server import S3Server
+from tests.servers.s3_server import S3Server
 from tests.store.builders import CONTEXT, canonical
 
 

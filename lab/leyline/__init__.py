@@ -1,1 +1,0 @@
-"""Leyline's experiments on the trained backbones: which prompt does an answer follow after an edit?"""

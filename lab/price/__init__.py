@@ -1,1 +1,0 @@
-"""The price of turns, counted by hooks on the model: ``python -m lab.price chats``, ``agents``, ``http``."""

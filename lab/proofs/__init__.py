@@ -1,1 +1,0 @@
-"""Do the questions by which a patch proves itself see what real questions see?"""

@@ -1,1 +1,0 @@
-"""Measurements of `kamera.reuse` as a serve path, and, by ``python -m lab.reuse``, of what it could serve."""
