@@ -27,7 +27,6 @@ from kamera.errors import KameraError
 from kamera.store import ChunkStore, StoreAdmin
 from tests.reliability.findings import Child, Findings
 
-SIZE: int = 400
 PROCESSES, THREADS = 3, 3
 SECONDS = 600.0
 KEPT, SWEPT = "kept", "swept"

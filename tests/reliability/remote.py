@@ -22,7 +22,6 @@ from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore
 from tests.servers.redis_server import RedisServer
 
-SIZE: int = 8000
 SLOTS = 24
 _TROUBLE = 0.05  # the share of operations before which something happens
 _LAST_SECONDS = 600.0  # for the remote to get what waits, once it works again

@@ -22,7 +22,6 @@ from typing import Any
 from benchmarks.reliability import rig
 from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
 
-SIZE = 300
 _SLOTS = 4
 # who is answered what does not depend on the disk, so none is waited for where there is memory to write to
 _PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -22,7 +22,6 @@ from benchmarks.reliability import rig
 from kamera.errors import KameraError
 from kamera.store import ChunkStore, StoreAdmin
 
-SIZE: int = 100
 PROCESSES = 8
 THREADS = 2
 OWN = 4

@@ -40,21 +40,6 @@ def opened(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., ChunkS
 # -- read through ----------------------------------------------------------------------------------
 
 
-def test_what_the_remote_has_is_kept_nearer(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
-    with opened("one") as store:
-        store.put(canonical())
-        store.put(patch())
-    with opened("two") as store:
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch())
-        assert not store.flush(0).unsaved  # what came from there need not go there
-        assert StoreAdmin(store).stats().remote.stored == 0  # type: ignore[union-attr]
-    assert (tmp_path / "two" / FILE).read_bytes() == (tmp_path / "one" / FILE).read_bytes()
-    with opened("two") as store:
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert StoreAdmin(store).stats().remote.calls == 0  # type: ignore[union-attr]
-
-
 def test_a_damaged_file_is_healed_from_the_remote(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
     with opened() as store:
         store.put(canonical())
@@ -153,18 +138,6 @@ def test_what_is_deleted_while_it_waits_does_not_come_back(
     assert store.get_canonical(CONTEXT, CHUNK) is None
     with ChunkStore.open(server.url(QUICK)) as other:
         assert other.get_canonical(CONTEXT, CHUNK) is None
-
-
-def test_an_unconfirmed_remote_delete_removes_nothing(
-    opened: Callable[..., ChunkStore], server: RedisServer
-) -> None:
-    store = opened()
-    store.put(canonical())
-    assert not store.flush(30).unsaved
-    server.kill()
-    with pytest.raises(RemoteUnavailable):
-        StoreAdmin(store).delete(KEY)
-    assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
 # -- the cache's limit -----------------------------------------------------------------------------

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.engines.hf import HfEngine
+from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.window import former_of
 from kamera.window.file import WINDOW
 from tests.engines.compare import relative, worst
-from tests.models.trained import mla
 from tests.window.rig import (
     QUESTION,
     Prefilled,
@@ -94,33 +92,3 @@ def test_a_saved_window_keeps_saying_that_it_came_out_of_codes(pieces, codec, tm
     assert same_bits(live(loaded, 0), live(coded, 0))
     assert guarantees(KameraWindow.load(tmp_path / "exact", backbone, store)) == ["exact"]
     assert [seat["source"]["lossy"] for seat in document["seats"]["seats"]] == [True]
-
-
-@pytest.mark.parametrize("family", ["gqa", pytest.param("mla", marks=pytest.mark.slow)])
-def test_a_patched_coded_chunk_answers_as_a_reprefill(family):
-    """Legends, then an items frame that comes back out of codes: its values need the legends."""
-    backbone = HfEngine(*(mla() if family == "mla" else testbed.load()))
-    episode = testbed.World(910_000).episode(0, layout="LRI")
-    chunks = [backbone.chunk(frame.content) for frame in episode.frames]
-    asked = [q for q in (episode.ask(*s) for s in episode.subjects(["value"])) if q.bound][:3]
-    policy = ReusePolicy(rank=32, patch_bytes=None, forms="always")
-    answers: dict[str, list[int]] = {}
-    off: dict[str, float] = {}
-    for kv in ("as-is", *KV_CODECS):
-        window = KameraWindow(backbone, opened(kv), testbed.SYSTEM, policy=policy)
-        for chunk in chunks:
-            window.append(chunk)
-        truth = live(window, 2)
-        if kv == "as-is":
-            answers["re-prefill"] = [int(window.next_token_logits(q.text).argmax()) for q in asked]
-        window.evict(2)
-        window.recall(chunks[2].id)
-        assert guarantees(window) == ["exact", "exact", "patched"]
-        record = former_of(window).store.get_canonical(former_of(window).context, chunks[2].id)
-        lost = 0.0 if record.loss is None else max(record.loss.channels.values())
-        off[kv] = worst(live(window, 2), truth)
-        # what the patch leaves out, and of what the codes lost no more than there was
-        assert off[kv] < off["as-is"] + 1.5 * lost + 1e-6
-        answers[kv] = [int(window.next_token_logits(q.text).argmax()) for q in asked]
-    assert off["as-is"] < off["int8"] < off["int4"]
-    assert asked and all(said == answers["re-prefill"] for said in answers.values())

@@ -5,10 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 
 from benchmarks.reliability import rig
 from kamera.errors import StoreError
-from kamera.store import ChunkStore, Context, StoreAdmin
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import syncing
 from kamera.store.records import Record
 from tests.killing import Countdown, in_child
@@ -89,22 +87,6 @@ def test_names_follow_the_bytes_and_both_are_synced(root: Path) -> None:
 
 
 # -- what is in it -------------------------------------------------------------------------------------
-
-
-def test_a_refused_record_loses_none_of_the_others(root: Path) -> None:
-    foreign = canonical(context=Context(CONTEXT.fingerprint, CONTEXT.anchor, "another tenant"))
-    with ChunkStore.open(root, disk_limit=100_000) as store:
-        puts = store.put_many(
-            [canonical(CHUNKS[0]), foreign, canonical(CHUNKS[1], tokens=9000), canonical(CHUNKS[2])]
-        )
-        assert [type(put.error).__name__ for put in puts] == [
-            "NoneType",
-            "IncompatibleChunk",
-            "StoreFull",
-            "NoneType",
-        ]
-        assert {info.chunk_id for info in store.ls()} == {CHUNKS[0], CHUNKS[2]}
-        assert StoreAdmin(store).verify().ok == 2 and left_behind(root) == []
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------
@@ -187,41 +169,3 @@ def test_a_writer_killed_in_a_batch_leaves_whole_objects_and_a_beginning_of_it(t
             accepted(store, records)
             assert len(store.ls()) == len(records)
     assert {0, len(placed)} < prefixes, "killed before the names, behind them and in between"
-
-
-def batches(seed: int) -> list[list[Record]]:
-    """Batches of the same objects, in any order, of which every put makes another version."""
-    draw = random.Random(seed)
-    made = []
-    for _ in range(8):
-        records: list[Record] = [patch(chunk, rank=1 + seed) for chunk in draw.sample(CHUNKS, 6)]
-        records += [canonical(chunk, seed=seed, vision=VISION) for chunk in draw.sample(CHUNKS, 3)]
-        records += [encoding(chunk) for chunk in draw.sample(CHUNKS, 3)]
-        draw.shuffle(records)
-        made.append(records)
-    return made
-
-
-def test_threads_and_processes_that_put_batches_at_once_get_them_all_in(root: Path) -> None:
-    ChunkStore.open(root).close()
-
-    def works(seed: int) -> None:
-        with ChunkStore.open(root) as one, ChunkStore.open(root) as two, ThreadPoolExecutor(4) as pool:
-            together = threading.Barrier(4)
-
-            def puts(thread: int) -> None:
-                together.wait(300)
-                for batch in batches(4 * seed + thread):
-                    accepted((one, two)[thread % 2], batch)
-
-            list(pool.map(puts, range(4)))
-
-    children = [rig.fork(lambda seed=seed: works(seed)) for seed in range(2)]
-    for child in children:
-        assert os.waitpid(child, 0)[1] == 0
-    stored = {record.key for seed in range(8) for batch in batches(seed) for record in batch}
-    with ChunkStore.open(root, memory_limit=0) as store:
-        report = StoreAdmin(store).verify()
-        assert report.ok == len(stored) == len(store.ls())
-        assert (report.quarantined, report.orphan_files, report.orphan_rows) == ((), 0, 0)
-        assert left_behind(root) == []
