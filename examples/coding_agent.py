@@ -76,7 +76,7 @@ def main() -> None:
         ChunkStore.open(args.store),
         mode=args.mode,
         # certified=False: this agent accepts less than exact KV; the report names the weakest guarantee.
-        policy=ReusePolicy(certified=False, on_miss="form" if args.mode == "repair" else "prefill"),
+        policy=ReusePolicy(on_miss="form" if args.mode == "repair" else "prefill"),
     )
 
     before: list[int] = []

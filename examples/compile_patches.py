@@ -62,7 +62,7 @@ def main() -> None:
         )
 
         # The frames now need neither the vision tower nor the decoder.
-        policy = ReusePolicy(rank=arguments.rank, certified=False)
+        policy = ReusePolicy(rank=arguments.rank)
         window = KameraWindow(backbone, store, SYSTEM, policy=policy)
         for content in contents:
             done = window.append(content)

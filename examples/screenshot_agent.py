@@ -45,7 +45,7 @@ def main() -> None:
         mode=args.mode,
         # certified=False: this agent accepts less than exact KV; the report names the weakest guarantee.
         # Patches are formed only if they are served: forming one costs a second forward.
-        policy=ReusePolicy(certified=False, on_miss="form" if args.mode == "repair" else "prefill"),
+        policy=ReusePolicy(on_miss="form" if args.mode == "repair" else "prefill"),
         edit_policy=policies.keep_last_images(args.keep),
     )
 

@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from kamera.ops import Patch
     from kamera.sessions import ChatSession, SessionPool, Turn
     from kamera.store import ChunkStore
-    from kamera.trust import Certificate, ReusePolicy
+    from kamera.trust import ReusePolicy
     from kamera.window import KameraWindow, Report, Slot
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Backbone",
-    "Certificate",
     "ChatSession",
     "Chunk",
     "ChunkStore",
@@ -50,7 +49,7 @@ if not TYPE_CHECKING:
         "kamera.ops": ("Patch",),
         "kamera.sessions": ("ChatSession", "SessionPool", "Turn"),
         "kamera.store": ("ChunkStore",),
-        "kamera.trust": ("Certificate", "ReusePolicy"),
+        "kamera.trust": ("ReusePolicy",),
         "kamera.window": ("KameraWindow", "Report", "Slot"),
     }
     _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

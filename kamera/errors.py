@@ -61,10 +61,6 @@ class ModelChanged(KameraError):
     """The model was written to, or its modules or adapters exchanged, since its fingerprint was made."""
 
 
-class AuditFailed(KameraError):
-    """An audit found wrong KV in this context, and a chunk of the window cannot be prefilled again."""
-
-
 class UnknownChunk(KameraError, KeyError):
     """The store holds no chunk of that id for this backbone and anchor."""
 
@@ -151,20 +147,8 @@ class NotTransferable(KameraError):
     """The KV of a part of a recipe is only in the memory of the window that made it."""
 
 
-class InvalidCertificate(KameraError):
-    """A certificate cannot be read, was edited by hand, or is of an unknown format."""
-
-
 class InvalidReport(KameraError):
     """A report of ``kamera certify`` cannot be read, was changed by hand, or is of an unknown format."""
-
-
-class CertificateMismatch(KameraError):
-    """An explicitly given certificate does not permit this backbone or policy."""
-
-
-class UncertifiedBackbone(UserWarning):
-    """No certificate permits some of the KV that the policy admits: the window serves less reused KV."""
 
 
 class CorruptChunk(KameraError):

@@ -14,7 +14,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The tests are about what is served, not about who may be served: a test that is about certificates says so.
-os.environ["KAMERA_CERTIFIED"] = "0"
 # Threads change the order of sums, and a test never needs more than one; nor do the processes it starts:
 # threads that share a busy core wait for each other, many times as long as they work.
 os.environ["OMP_NUM_THREADS"] = "1"

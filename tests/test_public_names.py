@@ -5,7 +5,6 @@ from __future__ import annotations
 import kamera
 
 NAMES = {
-    *("Backbone", "Certificate", "ChatSession", "Chunk", "ChunkStore", "Clip", "Directive", "KameraError"),
     *(
         "KameraWindow",
         "MediaLimits",

@@ -44,7 +44,7 @@ def run(update: bool) -> tuple[list[Row], bool]:
 
 def compare(held: Mapping[str, float], found: Mapping[str, float]) -> tuple[list[Row], bool]:
     """A row for each committed ratio; it fell if nothing measures it any more, too."""
-    rows = [
+    rows: list[Row] = [
         {
             "ratio": name,
             "committed": was,

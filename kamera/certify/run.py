@@ -71,7 +71,7 @@ def certify(
         source, system, name = material.world(), testbed.SYSTEM, "scenes of the shipped world"
     else:
         source, name = material.prose(), "Python's manual"
-    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False)
+    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes)
     read: list[list[Measured]] = []
     for document in itertools.islice(source, documents):
         trial = Trial(engine, document, policy, system)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -52,12 +52,13 @@ def compile_plan(
         typer.Option(min=1, help="Orderings that an orbit patch averages (default: a small balanced set)."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Compile the first N lines only.")] = None,
-    tolerance: Annotated[
+    max_error: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="Largest difference, in nats, of answers behind a patch and behind the true KV; a patch "
-            f"grows until it passes (default {ReusePolicy.tolerance}; 0: no test).",
+            max=1.0,
+            help="Largest share of a deficit that a patch may leave out, in its worst layer and channel; a "
+            "patch grows until it does not (default: no bound).",
         ),
     ] = None,
     workers: Annotated[
@@ -80,9 +81,8 @@ def compile_plan(
         orbit=orbit,
         samples=samples,
         limit=limit,
+        max_error=max_error,
     )
-    if tolerance is not None:
-        settings = replace(settings, tolerance=tolerance or None)
     plan_file = read_plan(plan)
     place = StorePlace(store, owner, kv)
     if place.exists:

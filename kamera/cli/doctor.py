@@ -22,9 +22,6 @@ from kamera.engines.hf import (
     prove_relocation,
 )
 from kamera.errors import UnsupportedBackbone
-from kamera.trust import ReusePolicy
-from kamera.window import grounds_of
-from kamera.window.certified import find_certificate, folders
 
 _SPAN = 64
 """Upper bound on the tokens of any proof."""
@@ -68,7 +65,6 @@ def doctor(
             nan_to_null({"claim": claim, **asdict(proof), "holds": proof.holds})
             for claim, proof in proofs.items()
         ],
-        "certificate": _certificate(backbone),
         "notes": _notes(backbone),
     }
     out.write(document, _tables(document))
@@ -116,21 +112,6 @@ def _reading(backbone: HfEngine, system: str | None) -> dict[str, Any]:
     }
 
 
-def _certificate(backbone: HfEngine) -> str:
-    """Which guarantees a window whose policy admits all of them would serve here, and if none why."""
-    grounds = grounds_of(backbone, ReusePolicy(certified=False).budget)
-    permit = find_certificate(grounds, folders())
-    certificate = permit.certificate
-    if certificate is None:
-        return f"none that serves ({permit.refusal}); run kamera certify"
-    safe = [guarantee for guarantee in certificate.safe if guarantee not in permit.denied]
-    others = {g: f"{g} {f.verdict}" for g, f in certificate.findings.items() if g not in safe}
-    others |= {g: f"{g} unsafe" for g in permit.denied}
-    suffix = f"; withheld: {', '.join(others.values())}" if others else ""
-    probe = f"(probe {certificate.probe!r}, {certificate.created})"
-    return f"serves {', '.join(safe)} at rank {grounds.budget.rank}{suffix} {probe}"
-
-
 def _notes(backbone: HfEngine) -> list[str]:
     notes, kind = list[str](), backbone.facts.dtype
     if kind not in ("float32", "float64"):
@@ -163,7 +144,6 @@ def _tables(document: dict[str, Any]) -> Iterator[Table | str]:
             ("modalities", ", ".join(document["modalities"]) or "tensors only"),
             ("anchor", "" if document["anchor_tokens"] is None else f"{document['anchor_tokens']} tokens"),
             ("fingerprint", model["fingerprint"]),
-            ("certificate", document["certificate"]),
         ],
     )
     yield ""

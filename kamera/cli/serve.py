@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,8 +12,6 @@ from kamera.cli.options import Loading, Model, size
 from kamera.cli.output import Output
 from kamera.engines import Completes
 from kamera.engines.hf import SHIPPED
-from kamera.sessions import SessionMode
-from kamera.trust import ReusePolicy
 
 
 @command
@@ -28,9 +25,13 @@ def serve(
         Path | None,
         typer.Option(file_okay=False, help="Directory of chunks and sessions (default: memory only)."),
     ] = None,
-    policy: Annotated[
-        Literal["exact", "balanced", "streaming"], typer.Option(help="The least guarantee that is served.")
-    ] = "balanced",
+    mode: Annotated[
+        Literal["auto", "amortize", "repair", "forget"],
+        typer.Option(
+            help="What becomes of content behind an edit: prefilled (auto, forget), kept (amortize), "
+            "or given its stored patch (repair)."
+        ),
+    ] = "auto",
     keys: Annotated[
         Path | None,
         typer.Option(
@@ -83,11 +84,7 @@ def serve(
     listener = serving.bind_socket(host, port)
     shows = out.shows_progress
     backbone = loading.load(model, show_progress=shows) if peer is None else loading.open_served(model)
-    reuse: ReusePolicy = getattr(ReusePolicy, policy)()
-    reuse = reuse if peer is None else replace(reuse, certified=False, tolerance=None)  # none is of an engine
-    # under "streaming" what stays when content leaves is kept
-    mode: SessionMode = "amortize" if policy == "streaming" else "auto"
-    service = serving.Service(backbone, reuse, mode=mode, store=store, max_bytes=max_bytes, engine=peer)
+    service = serving.Service(backbone, mode=mode, store=store, max_bytes=max_bytes, engine=peer)
 
     front = serving.Front(service, tenants, name or [name_of(model)], limits=limits)
     with out.lines() as write:

@@ -17,11 +17,6 @@ from kamera.store import ChunkStore, Copied, StoreAdmin
 FLUSH_SECONDS = 60
 """Seconds a remote may take to store what was written."""
 
-Certificates = Annotated[
-    bool,
-    typer.Option("--certificates/--no-certificates", help="Also the certificates of these backbones."),
-]
-
 
 @command
 def export(
@@ -30,11 +25,10 @@ def export(
     chunk: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only this chunk; may be given several times.")
     ] = None,
-    certificates: Certificates = True,
 ) -> None:
     """Copy a store's objects into a plain store in a directory. Exit code 1 if some could not be read."""
     with target.open() as store, target.out.progress_callback("object") as progress:
-        report = StoreAdmin(store).copy(directory, chunk, certificates=certificates, progress=progress)
+        report = StoreAdmin(store).copy(directory, chunk, progress=progress)
     _show(target.out, report, path=str(directory))
 
 
@@ -44,12 +38,11 @@ def import_store(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A plain store.")
     ],
-    certificates: Certificates = True,
 ) -> None:
     """Copy a plain store into another one, created if missing. Exit code 1 if some of it was refused."""
     with ChunkStore.open(directory, read_only=True) as source, target.open(make=True) as store:
         with target.out.progress_callback("object") as progress:
-            report = StoreAdmin(source).copy(store, certificates=certificates, progress=progress)
+            report = StoreAdmin(source).copy(store, progress=progress)
         _show(target.out, report, path=str(directory), unsaved=len(store.flush(FLUSH_SECONDS).unsaved))
 
 

@@ -72,7 +72,7 @@ class PromptObjects:
         """Reads and forms the objects."""
         anchor = prefill_anchor(self.backbone, self.system, self.store)
         settings = self.settings
-        return Former(self.backbone, self.store, anchor, settings.budget, tolerance=settings.tolerance)
+        return Former(self.backbone, self.store, anchor, settings.budget, max_error=settings.max_error)
 
     @cached_property
     def line(self) -> Line:
@@ -130,7 +130,7 @@ class PromptObjects:
     def has_patch(self, path: Path, budget: PatchBudget, kind: str = "exact") -> bool:
         """True if the patch of a node is stored, of at least the budget.
 
-        It was formed behind exact antecedents, and asked enough where patches prove themselves; an
+        It was formed behind exact antecedents, and leaves out no more than the settings allow; an
         ``"orbit"`` patch is the mean over enough orderings. Raises WrongKey for one under a missing key.
         """
         # the row decides if it is suitable; a suitable one is read once, because it may be damaged
@@ -167,7 +167,7 @@ class PromptObjects:
         What it has in common with the line stays. Returns the chunks of the line.
         """
         line = self.line
-        chunks = line.before.chunks
+        chunks = line.chunks
         same = common_prefix([chunk.chunk_id for chunk in chunks], branch.path[: i + 1])
         line.arrange(chunks[:same])
         for place in range(same, i + 1):
@@ -178,7 +178,7 @@ class PromptObjects:
                 harvest(self.former.with_budget(node.budget), facts, copy, antecedents)
                 node.outcome = "formed"
                 self._count(facts.chunk_id, antecedents.names, "exact")
-        return line.before.chunks
+        return line.chunks
 
     def _facts_at(self, branch: Branch, place: int) -> Facts:
         """A chunk from its stored canonical; built again from its content if that is damaged or missing.
@@ -230,9 +230,10 @@ class PromptObjects:
 
     def _suits(self, row: ObjectInfo, budget: PatchBudget) -> bool:
         orbit = row.kind == "orbit"
-        is_proving = self.settings.tolerance is not None and not orbit
         # an empty patch has no number of tokens: its rank stands in
-        patch = stored_patch(row, budget, row.tokens or budget.rank, proving=is_proving)
+        patch = stored_patch(
+            row, budget, row.tokens or budget.rank, None if orbit else self.settings.max_error
+        )
         if patch is None or not patch.serves or patch.formed != "exact":
             return False
         return not orbit or (row.orderings or 0) >= ordering_count(

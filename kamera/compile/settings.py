@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kamera.compile.plan import PlannedWindow
 from kamera.ops import PatchBudget, layers_of
-from kamera.trust import ReusePolicy, certified_by_default
-
-
-def _tolerance() -> float | None:
-    return ReusePolicy.tolerance if certified_by_default() else None
+from kamera.trust import ReusePolicy
 
 
 @dataclass(frozen=True)
@@ -19,8 +15,7 @@ class Settings:
     """Defaults for the lines of a plan: patches within ``rank``, ``patch_bytes`` and ``layers`` (as in
     `ReusePolicy`); with ``orbit`` also one per antecedent set.
 
-    Each patch has to prove itself within ``tolerance`` (as in `ReusePolicy`; None: none is asked). The
-    default is a window's: where no certificate is asked for, no proof is either.
+    A patch that would leave out more than ``max_error`` (as in `ReusePolicy`) is formed larger.
 
     ``samples`` and ``seed`` select the orderings that an orbit patch averages (`patches.orderings`);
     ``limit`` compiles the first lines only.
@@ -33,7 +28,7 @@ class Settings:
     samples: int | None = None
     seed: int = 0
     limit: int | None = None
-    tolerance: float | None = field(default_factory=_tolerance)
+    max_error: float | None = ReusePolicy.max_error
 
     def __post_init__(self) -> None:
         for name in ("rank", "samples", "limit"):
@@ -41,8 +36,8 @@ class Settings:
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
         object.__setattr__(self, "layers", layers_of(self.layers))
-        if self.tolerance is not None and not self.tolerance > 0.0:
-            raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
+        if self.max_error is not None and not 0.0 <= self.max_error <= 1.0:
+            raise ValueError(f"max_error {self.max_error} must lie between 0.0 and 1.0")
         _ = self.budget  # raises for an invalid budget
 
     @property

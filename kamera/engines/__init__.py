@@ -1,7 +1,7 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.account import Account, Spent, Usage, count_as_later, open_accounts
-from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Sampling, Span, engine_of
+from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Span, engine_of
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, chunk_positions, text_start
 from kamera.engines.materials import LiveExecutor, read_anchor, read_part
@@ -21,7 +21,6 @@ from kamera.engines.values import (
     Continuation,
     ModelFacts,
     PositionLimits,
-    SpanForm,
     Work,
 )
 
@@ -50,9 +49,7 @@ __all__ = [
     "Recipe",
     "Recognised",
     "RowKey",
-    "Sampling",
     "Span",
-    "SpanForm",
     "Spent",
     "StoredSpan",
     "Usage",

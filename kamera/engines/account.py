@@ -1,4 +1,4 @@
-"""The account of model work: what ran before answers (now), and what ran after them (later)."""
+"""The account of model work: what ran before answers (now), and what ran after them (in the background)."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ _NOTHING = Spent()
 
 
 class Usage(NamedTuple):
-    """Model work within the calls of an object (``now``), and after them on its behalf (``later``).
+    """Model work within the calls of an object (``now``), and after them on its behalf (``background``).
 
-    Later work is what no answer waits for: patches that prove themselves, audits. It is done after `flush`.
+    Background work is what no answer waits for: canonicals, patches, prepared windows. It is done after
+    `flush`.
     """
 
     now: Spent = _NOTHING
-    later: Spent = _NOTHING
+    background: Spent = _NOTHING
 
-    def plus(self, *, now: Spent = _NOTHING, later: Spent = _NOTHING) -> Usage:
+    def plus(self, *, now: Spent = _NOTHING, background: Spent = _NOTHING) -> Usage:
         """The sum with more of either."""
-        return Usage(self.now.plus(now), self.later.plus(later))
+        return Usage(self.now.plus(now), self.background.plus(background))
 
     def __str__(self) -> str:
-        return f"now {self.now}; later {self.later}"
+        return f"now {self.now}; background {self.background}"
 
 
 _open: ContextVar[tuple[Account, ...]] = ContextVar("kamera_open_accounts", default=())
@@ -96,7 +97,7 @@ class Account:
     def count_later(self, spent: Spent) -> None:
         """Count later work."""
         with self._lock:
-            self._usage = self._usage.plus(later=spent)
+            self._usage = self._usage.plus(background=spent)
 
 
 def open_accounts() -> tuple[Account, ...]:

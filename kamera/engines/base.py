@@ -6,7 +6,7 @@ this one knows the memory of a live KV: one buffer of transformers, or the pages
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +17,9 @@ import torch
 from kamera.content import Chunk, ChunkBuilder, Content, Encoded
 from kamera.engines.extent import Extents
 from kamera.engines.moves import Written
-from kamera.engines.values import Continuation, ModelFacts, PositionLimits, SpanForm, Work
+from kamera.engines.values import Continuation, ModelFacts, PositionLimits, Work
 from kamera.errors import quote
-from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
+from kamera.ops import KV, Layout, Patch, kv_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +39,6 @@ class Span:
     def length(self) -> int:
         """Tokens."""
         return kv_tokens(self.kv)
-
-
-@dataclass(frozen=True, eq=False)
-class Sampling:
-    """A chunk of which `Engine.sample` runs some tokens: at ``positions`` ``[axes, tokens]``.
-
-    With a ``completion`` its rows run, and the span that a live KV shows at index ``at`` is what the others
-    are completed from. Without one all its tokens run, in front of that span.
-    """
-
-    encoded: Encoded
-    positions: torch.Tensor
-    at: int
-    completion: Completion | None = None
 
 
 class LiveKV(Protocol):
@@ -212,8 +198,8 @@ class Engine(Protocol):
     def encode(self, chunk: Chunk) -> Encoded:
         """The encoding of a chunk: one run of the vision tower, none for text."""
 
-    def form(self, span: Encoded) -> SpanForm:
-        """How the model may run a span."""
+    def form(self, span: Encoded) -> Hashable | None:
+        """Equal for spans that may be rows of one forward; None: it runs alone."""
 
     def prefill(
         self,
@@ -226,7 +212,7 @@ class Engine(Protocol):
         """KV of spans that follow each other, each behind those before it and the spans ``behind`` shows.
 
         It is one forward if the model joins them. ``positions`` ``[axes, tokens]`` of each. With ``apart``
-        none sees another, and spans of one `SpanForm.row` share a forward; each equals that of its own to
+        none sees another, and spans of one `form` share a forward; each equals that of its own to
         rounding. The caller owns the KVs. ``behind`` shows the same spans afterwards. Raises NonFiniteKV,
         NotRelocatable past a limit, and ValueError for spans of different forms to be run apart.
         """
@@ -263,14 +249,6 @@ class Engine(Protocol):
         ``sampling``, a list, is called with the tokens and the next one's logits, each of its
         ``stopping_criteria`` with the tokens, and ends the answer where it says True. Raises ValueError as
         `check_sampling`, and NonFiniteKV of spans before the first token.
-        """
-
-    def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
-        """KV of chunks, in the order of their places, of which some tokens run in one forward.
-
-        They run among the spans that ``behind`` shows, each behind all in front of it, and at each layer the
-        other tokens of their chunks are completed before the layer attends. The caller owns the KVs. Raises
-        as `prefill`, and UnsupportedBackbone if tokens cannot run apart from their chunk.
         """
 
     def measure(self) -> AbstractContextManager[Work]:

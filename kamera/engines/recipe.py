@@ -27,7 +27,7 @@ from kamera.trust import GUARANTEES, Guarantee
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""
 
-_PATCHES = ("exact", "sampled", "orbit")
+_PATCHES = ("exact", "orbit")
 _BASES = ("canonical", "conditioned")
 _MOST = 1 << 22
 """Antecedents that all rows of a recipe name together: a short text can repeat a long list in each row."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,17 +60,6 @@ class ModelFacts(NamedTuple):
     phased_bytes_per_token: int
     joins: bool = True
     no_reuse: str = ""
-
-
-class SpanForm(NamedTuple):
-    """How a model may run a span.
-
-    ``row`` is equal for spans that may be rows of one forward (None: it runs alone). It ``samples`` if
-    `Engine.sample` may run some of its tokens without the others.
-    """
-
-    row: Hashable | None
-    samples: bool
 
 
 class Continuation(NamedTuple):

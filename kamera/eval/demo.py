@@ -26,8 +26,8 @@ LAYOUT = "LLILIL"
 
 RANK = 16
 POLICIES = {
-    "survivor": replace(ReusePolicy.streaming(), forms="always", rank=RANK),
-    "repair": replace(ReusePolicy.streaming(), forms="always", rank=RANK, withheld=frozenset({"survivor"})),
+    "survivor": ReusePolicy(forms="always", rank=RANK),
+    "repair": ReusePolicy(forms="always", rank=RANK, on_leave="repair"),
 }
 """What becomes of the chunks that stay when others leave: kept, or brought as if the others had never been.
 

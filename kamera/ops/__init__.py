@@ -2,10 +2,9 @@
 
 from kamera.ops.allocate import allocate
 from kamera.ops.budget import PatchBudget, Sized, layers_of
-from kamera.ops.complete import MOST, Completion, Design, SampleSize, token_kernel
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, ids_digest, tensor_bytes, tensor_digest
-from kamera.ops.factoring import factor, kept_energy
+from kamera.ops.factoring import deficit_energies, factor, kept_energy, patch_error, spread_error
 from kamera.ops.finite import check_encoding, check_finite
 from kamera.ops.kv import (
     KV,
@@ -75,7 +74,6 @@ __all__ = [
     "GRIDS",
     "KV",
     "KV_CODECS",
-    "MOST",
     "NO_KV",
     "Bits",
     "Blocks",
@@ -84,9 +82,7 @@ __all__ = [
     "CodedChannel",
     "CodedKV",
     "Codes",
-    "Completion",
     "Deltas",
-    "Design",
     "Factor",
     "Formed",
     "Grid",
@@ -101,7 +97,6 @@ __all__ = [
     "Patch",
     "PatchBudget",
     "RopeSpec",
-    "SampleSize",
     "Sized",
     "allocate",
     "apply_patch",
@@ -114,6 +109,7 @@ __all__ = [
     "code_kv",
     "compress",
     "deficit",
+    "deficit_energies",
     "digest",
     "equal_groups",
     "exact_kv",
@@ -138,6 +134,7 @@ __all__ = [
     "mla_expanded_layout",
     "mla_latent_layout",
     "name_order",
+    "patch_error",
     "patch_of",
     "quantize",
     "regroup",
@@ -145,9 +142,9 @@ __all__ = [
     "relocate_kv",
     "rotate_factors",
     "rotated_bytes",
+    "spread_error",
     "tensor_bytes",
     "tensor_digest",
-    "token_kernel",
     "uniform_offset",
     "whole_lists",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -50,18 +51,60 @@ def factor(delta: torch.Tensor, rank: int | None = None) -> LowRank:
 
 def kept_energy(deltas: Deltas, patch: Patch) -> float:
     """Share of the deficit's energy that the patch keeps: 1 − ‖Δ − patch‖² / ‖Δ‖², at least 0."""
+    total, lost = _energy_and_loss(deltas, patch)
+    return share_kept(float(total.sum()), float(lost.sum()))
+
+
+FAINT = 1e-3
+"""Share of the strongest layer and channel's energy below which a deficit is rounding."""
+
+
+def patch_error(deltas: Deltas, patch: Patch) -> float:
+    """The largest share of a layer's and channel's deficit that the patch leaves out, in energy; 0.0 to 1.0.
+
+    What is fainter than `FAINT` of the strongest is measured against that: the first layer's values absorb
+    nothing, and what is left of them is rounding. A NaN counts as 1.0.
+    """
+    return _worst(*_energy_and_loss(deltas, patch))
+
+
+def spread_error(energies: torch.Tensor, count: int, mean: Deltas, patch: Patch) -> float:
+    """As `patch_error`, of a patch of the ``mean`` of ``count`` deficits, against all of these.
+
+    ``energies`` is the sum of theirs by layer and channel, as `deficit_energies` gives them. What the
+    deficits differ by is in it: Σ‖Δ − P‖² = Σ‖Δ‖² − n‖M‖² + n‖M − P‖².
+    """
+    own, lost = _energy_and_loss(mean, patch)
+    return _worst(energies, (energies - count * own).clamp_min(0.0) + count * lost)
+
+
+def deficit_energies(deltas: Deltas) -> torch.Tensor:
+    """‖Δ‖² of each layer and channel, float64 ``[layers · channels]``."""
+    each = [energies(x).cpu() for block in deltas.parts for x in block.values()]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *each])
+
+
+def _worst(total: torch.Tensor, lost: torch.Tensor) -> float:
+    if not total.numel() or not float(total.max()) > 0.0:
+        return 0.0
+    error = float((lost / total.clamp_min(FAINT * float(total.max()))).max())
+    return min(1.0, max(0.0, error)) if math.isfinite(error) else 1.0
+
+
+def _energy_and_loss(deltas: Deltas, patch: Patch) -> tuple[torch.Tensor, torch.Tensor]:
+    """‖Δ‖² and ‖Δ − patch‖² of each layer and channel, float64 ``[layers · channels]``."""
     if len(deltas) != len(patch.blocks):
         raise ValueError(f"deficits of {len(deltas)} layers, patch of {len(patch.blocks)}")
-    total = lost = 0.0
+    totals, losses = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
     held = patch.regroup(deltas.groups).blocks
     for block, factors in zip(deltas.parts, held.parts, strict=True):
         for name, x in block.items():
             low = factors.get(name)
             both = (x[:, :, :0], x[:, :0].mT) if low is None else low.pad()
             residual = residuals(x, both[0].to(x), both[1].to(x))
-            total += float(residual[:, 0].sum())
-            lost += float(residual[:, -1].sum())
-    return share_kept(total, lost)
+            totals.append(residual[:, 0].cpu())
+            losses.append(residual[:, -1].cpu())
+    return torch.cat(totals), torch.cat(losses)
 
 
 def share_kept(total: float, lost: float) -> float:

@@ -3,22 +3,22 @@
 from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue, Stored, possible_names, stored_patch, worth_harvesting
-from kamera.patches.chunks import Copy, Facts, compact_positions, form_of, text_positions
+from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of, text_positions
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former, canonical_of
 from kamera.patches.heads import prefill_behind, prefix_kv
 from kamera.patches.identity import identify
 from kamera.patches.later import Later, Ready, Worth, later_of
-from kamera.patches.line import Line, prove_again
+from kamera.patches.line import Line
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import harvest, keep_patch, patch_dropped, patch_to_put
 from kamera.patches.near import Near
-from kamera.patches.orbit import form_orbit, ordering_count, orderings
+from kamera.patches.orbit import MOST_NEIGHBOURS, form_orbit, form_orders, ordering_count, orderings
 from kamera.patches.owed import Owed, put_owed
-from kamera.patches.proving import Before, Prover
-from kamera.patches.waiting import archive_later, await_archives, by_form
+from kamera.patches.waiting import archive_later, await_archives, by_form, follow_later
 
 __all__ = [
+    "MOST_NEIGHBOURS",
     "Ahead",
     "Anchor",
     "Before",
@@ -32,7 +32,6 @@ __all__ = [
     "Losses",
     "Near",
     "Owed",
-    "Prover",
     "Ready",
     "Stored",
     "Strict",
@@ -43,8 +42,10 @@ __all__ = [
     "by_form",
     "canonical_of",
     "compact_positions",
+    "follow_later",
     "form_of",
     "form_orbit",
+    "form_orders",
     "harvest",
     "identify",
     "keep_patch",
@@ -57,7 +58,6 @@ __all__ = [
     "prefill_anchor",
     "prefill_behind",
     "prefix_kv",
-    "prove_again",
     "put_owed",
     "stored_patch",
     "text_positions",

@@ -23,7 +23,7 @@ from kamera.store import (
     patch_key,
     why_missed,
 )
-from kamera.trust import Guarantee, at_least, guarantee_named, outranks
+from kamera.trust import Guarantee, ReusePolicy, at_least, guarantee_named, outranks
 
 _BASE, _ELSEWHERE = "base of ", "elsewhere "  # no key begins so
 
@@ -49,6 +49,10 @@ class Catalogue:
         self.losses = losses
         self.prefilled: set[tuple[str, tuple[str, ...]]] = set()
         """Chunks with the antecedents behind which this window, or a fork of it, has prefilled them."""
+        self.followed: set[tuple[str, tuple[str, ...]]] = set()
+        """Chunks with the predecessor behind which background work forms, or has formed, their patch."""
+        self.has_departed = False
+        """True once a chunk has left this window, or a fork of it."""
         self._queue = queue
         self._here = threading.local()
         self._said: set[str] = set()  # reasons of misses that were logged
@@ -154,15 +158,12 @@ class Catalogue:
         length: int,
         antecedents: Sequence[str],
         kind: str,
-        budget: PatchBudget,
+        policy: ReusePolicy,
         base: str = "",
     ) -> ObjectInfo | None:
-        """The row of `patch`, if it meets ``budget`` for a chunk of ``length`` tokens.
-
-        A patch of lower rank is a miss, unless its rank is already bounded by ``length``.
-        """
+        """The row of `patch`, if it `serves` a chunk of ``length`` tokens under ``policy``."""
         row = self.patch(chunk_id, antecedents, kind, base)
-        return row if row and row.budget and budget.is_met_by(row.budget, length) else None
+        return row if row and serves(row, policy.budget, length, policy.max_error) else None
 
     def patches_of(self, chunk_id: str) -> list[ObjectInfo]:
         """All patches of a chunk behind any antecedents, but for those with a base or behind survivors."""
@@ -241,23 +242,29 @@ def _key(info: ObjectInfo) -> str:
 class Stored(NamedTuple):
     """A stored patch: the guarantee it was ``formed`` behind, and whether it can be served as it is.
 
-    It cannot below the budget asked for, or if it has yet to prove itself.
+    It cannot below the budget asked for, or above the error that is allowed.
     """
 
     formed: Guarantee
     serves: bool
 
 
-def stored_patch(row: ObjectInfo | None, budget: PatchBudget, tokens: int, *, proving: bool) -> Stored | None:
-    """What a row says of the patch of a chunk of ``tokens`` tokens; None without a row.
-
-    Under ``budget``; with ``proving`` it serves only once it was asked enough.
-    """
+def stored_patch(
+    row: ObjectInfo | None, budget: PatchBudget, tokens: int, max_error: float | None
+) -> Stored | None:
+    """What a row says of the patch of a chunk of ``tokens`` tokens under ``budget``; None without a row."""
     if row is None:
         return None
+    return Stored(guarantee_named(row.formed), serves(row, budget, tokens, max_error))
+
+
+def serves(row: ObjectInfo, budget: PatchBudget, tokens: int, max_error: float | None) -> bool:
+    """True if a row's patch of a chunk of ``tokens`` tokens meets ``budget`` and leaves out little enough.
+
+    A patch of lower rank does not, unless its rank is already bounded by ``tokens``.
+    """
     met = row.budget is not None and budget.is_met_by(row.budget, tokens)
-    asked = row.proof is not None and not row.proof.undecided
-    return Stored(guarantee_named(row.formed), met and (asked or not proving))
+    return met and (max_error is None or (row.error is not None and row.error <= max_error))
 
 
 def worth_harvesting(

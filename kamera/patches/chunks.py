@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Engine, chunk_positions, text_start
-from kamera.ops import KV, Patch
+from kamera.engines import Engine, Span, chunk_positions, text_start
+from kamera.ops import KV, Patch, kv_tensors
+from kamera.trust import Guarantee
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +58,24 @@ class Copy:
     content: str = ""
 
 
+@dataclass(frozen=True, eq=False)
+class Before:
+    """What a chunk was prefilled behind: its antecedents as in `Seats.lineage`, the weakest guarantee among
+    them, and the spans of the anchor and of these."""
+
+    names: tuple[str, ...]
+    formed: Guarantee
+    spans: tuple[Span, ...]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of its KV."""
+        return [tensor for span in self.spans for tensor in kv_tensors(span.kv)]
+
+
 def form_of(backbone: Engine, facts: Facts) -> Hashable | None:
     """A key, equal for chunks whose canonicals share a forward; None for one that runs alone."""
-    return None if facts.heads else backbone.form(facts.encoded).row
+    return None if facts.heads else backbone.form(facts.encoded)
 
 
 def compact_positions(

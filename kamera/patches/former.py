@@ -22,7 +22,6 @@ from kamera.patches.heads import prefill_behind, prefix_kv
 from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.owed import Owed, put_owed, waiting_records
-from kamera.patches.proving import Prover
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
@@ -35,16 +34,15 @@ from kamera.store import (
     to_store_form,
     why_missed,
 )
-from kamera.trust import Proof
 
 
 class Former:
     """Canonicals and patches of one context: read from the store if there, else formed and stored.
 
-    A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``, or for
-    a ``tolerance`` (nats) over it (`Prover`); with a ``queue`` they are factored, proved and stored as later
-    work there, and whoever looks for one of a chunk waits for those in progress. Store errors are raised
-    unless ``losses`` tolerate them.
+    A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``, or
+    larger, up to full rank, to leave out at most ``max_error``; with a ``queue`` they are factored and stored
+    in the background there, and whoever looks for one of a chunk waits for those in progress. Store errors
+    are raised unless ``losses`` tolerate them.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class Former:
         budget: PatchBudget,
         queue: Later | None = None,
         losses: Losses | None = None,
-        tolerance: float | None = None,
+        max_error: float | None = None,
     ) -> None:
         budget.check(len(backbone.layout))
         self.backbone = backbone
@@ -64,7 +62,7 @@ class Former:
         self.budget = budget
         self.queue = queue
         self.losses = losses or Strict()
-        self.prover = None if tolerance is None else Prover(backbone, anchor, tolerance)
+        self.max_error = max_error
         self.encodings = Encodings(backbone, store, self.losses, anchor.identity)
         self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, queue, self.losses)
@@ -200,12 +198,11 @@ class Former:
         kind: str,
         formed: str | None,
         base: str = "",
-        proof: Proof | None = None,
     ) -> Patch | None:
         """The patch that a row promised; None if the row was wrong, which is then refused.
 
-        ``formed`` is the guarantee that the row states, ``base`` as in `PatchRecord`. A patch that is served
-        for its ``proof`` comes whole, any other within the budget's rank.
+        ``formed`` is the guarantee that the row states, ``base`` as in `PatchRecord`. It comes
+        within the budget's rank, or whole where an error bounds it.
         """
         chunk_id = facts.chunk_id
         if self.queue is not None:
@@ -213,15 +210,10 @@ class Former:
         record = None
         with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
             record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
-        if (
-            record is None
-            or record.formed != formed
-            or not self._meets(record, facts.length)
-            or (proof is not None and Proof.from_info(record.info) != proof)
-        ):
+        if record is None or record.formed != formed or not self._meets(record, facts.length):
             self.catalogue.mark_wrong(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
-        return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
+        return record.patch.truncate(self.budget.rank) if self.max_error is None else record.patch
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from kamera.ops import kv_tensors
 from kamera.patches.chunks import Copy, Facts, form_of
 from kamera.patches.former import Former
 from kamera.patches.later import Worth, later_of
+from kamera.patches.line import Line
+from kamera.patches.making import patch_to_put
 from kamera.patches.owed import Owed, put_owed
 
 MOST_TOKENS = 4096
@@ -98,6 +100,30 @@ def archive_later(
     if alone or needed:
         both = [*alone, *needed]
         _add(former, partial(_form, former, both), alone, both)
+
+
+def follow_later(former: Former, facts: Facts, predecessor: Facts) -> None:
+    """Form and store, in the background, the patch of a chunk behind its ``predecessor`` alone: one forward.
+
+    Both canonicals are read; one that is missing by then is prefilled.
+    """
+    key = (facts.chunk_id, (predecessor.chunk_id,))
+    former.catalogue.followed.add(key)
+
+    def form() -> list[Owed]:
+        with former.operation():
+            line = Line(former)
+            line.append(predecessor)
+            return patch_to_put(former, facts, line.prefill(facts), line.before, "")
+
+    def dropped(why: str) -> None:
+        former.catalogue.followed.discard(key)
+        logger.info("a patch of chunk %s behind its predecessor was not formed: %s", facts.chunk_id[:12], why)
+
+    holds = [tensor for each in (facts, predecessor) for tensor in each.encoded.tensors.values()]
+    queue = later_of(former.backbone)
+    former.store.awaited[id(queue)] = queue.flush
+    queue.add(form, Worth.PATCH, holds, dropped, reads=facts.reads | predecessor.reads)
 
 
 def _own(former: Former, facts: Facts, copy: Copy) -> list[Owed]:

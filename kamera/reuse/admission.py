@@ -10,10 +10,10 @@ from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.trust import Guarantee
 from kamera.window import KameraWindow, Plan, Slot, former_of
 
-Tier = Literal["exact", "patched", "sampled", "orbit", "survivor", "none"]
+Tier = Literal["exact", "patched", "orbit", "survivor", "none"]
 """``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored
-patch for this left context. ``sampled``: a few of its tokens run behind this left context. ``survivor``: kept
-in place although an antecedent has left. ``none``: not reused, prefilled."""
+patch for this left context. ``survivor``: kept in place although an
+antecedent has left. ``none``: not reused, prefilled."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
             reason = f"{worth}: held by the window"
         elif source.patch:
             reason = f"{worth}: a stored patch for this left context"
-        elif source.sample is not None:
-            reason = f"{worth}: {source.sample.tokens} of its {seat.length} tokens run for this left context"
         elif source.canonical and _is_stored(window, seat.chunk_id):
             reason = f"{worth}: leads the prompt, as its stored copy does"
         else:

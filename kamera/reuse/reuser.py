@@ -28,10 +28,9 @@ from kamera.window import (
     KameraWindow,
     Plan,
     Report,
-    expect,
     former_of,
+    policy_in_force,
     sequence_of,
-    terms_in_force,
 )
 
 SINK = 4
@@ -76,7 +75,7 @@ class ReusePlan:
 
     @property
     def later(self) -> Cost:
-        """Cost of what `run` leaves for later work; proofs of patches and audits are not in it."""
+        """Cost of what `run` leaves for background work; audits are not in it."""
         return self._plan.later
 
     def run(self) -> Reused:
@@ -91,8 +90,6 @@ class ReusePlan:
         window = self._window
         self._reuser._discovery.add(self._pieces.prompt, self._pieces.cuts)
         with self._reuser._account.count_now(self._reuser.backbone):
-            if len(self.question):
-                expect(window, self.question)
             report = window.run(self._plan)
         self._reuser.keep_fork(window)
         admissions = admissions_after_run(self.admissions, self._plan, window.slots)
@@ -107,7 +104,7 @@ class Reuser:
     as it was (`ContentIndex`); the rest of a conversation is cut into its rendered segments, that of token
     ids by ``rule``. The last segment is the question.
 
-    ``policy`` is that of the windows, certificate included. The last ``held`` windows are kept: the next
+    ``policy`` is that of the windows. The last ``held`` windows are kept: the next
     prompt starts from the one with which it has the longest prefix in common.
 
     Raises `ValueError` for a ``sink`` below 1 or ``held`` below 0.
@@ -193,7 +190,7 @@ class Reuser:
         order = (*window.slots[:equal_count], *pieces.chunks[equal_count:])
         peers = self._texts.texts_with_head(pieces.chunks)
         self._texts.add(pieces.chunks)
-        policy = strict(terms_in_force(window).served)
+        policy = strict(policy_in_force(window))
         recurring = pieces.hit_ids if policy.moves else ()
         plan = window.plan(Arrange(order, "repair", peers, archive=False, recurring=recurring), policy=policy)
         return ReusePlan(self, window, plan, prefix, pieces)

@@ -74,7 +74,7 @@ class Said:
     def kamera(self) -> dict[str, Any]:
         """What the prompt's KV was worth, and where it came from, in tokens."""
         report = self.turn.report
-        told = ("kept", "turned", "patched", "sampled", "prefilled", "left")
+        told = ("kept", "turned", "patched", "prefilled", "left")
         counts = {name: getattr(report, name) for name in told}
         names = {"session_id": self.turn.session_id, "turn_id": self.turn.turn_id}
         dropped = {"dropped": [*self.dropped]} if self.dropped else {}

@@ -19,7 +19,16 @@ from kamera.serve.chat import Chat
 from kamera.serve.dialect import Asked, Said
 from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job, Result
-from kamera.sessions import Branches, SessionMode, SessionPool, Stream, Turn, call_form, template_of
+from kamera.sessions import (
+    Branches,
+    SessionMode,
+    SessionPool,
+    Stream,
+    Turn,
+    call_form,
+    default_policy,
+    template_of,
+)
 from kamera.store import ChunkStore, parse_size
 from kamera.trust import Guarantee, ReusePolicy, at_least
 from kamera.window.view import Lives
@@ -43,7 +52,7 @@ class Service:
     def __init__(
         self,
         backbone: Backbone | HfEngine | ServedModel,
-        policy: ReusePolicy,
+        policy: ReusePolicy | None = None,
         *,
         mode: SessionMode = "auto",
         store: Path | None = None,
@@ -53,7 +62,8 @@ class Service:
         store = None if store is None else user_path(store)
         self.backbone, self.store = backbone.engine, store
         self._config = backbone.model.generation_config
-        self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
+        policy = policy or default_policy(mode)
+        self._least: Guarantee = "survivor" if mode == "amortize" else policy.minimum
         self._conversations = Conversations(self.backbone.processor, most=self.backbone.limits.trained)
         self.calls = call_form(self.backbone)
         self._shows_reasoning = REASONING in template_of(self.backbone.processor)

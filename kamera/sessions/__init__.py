@@ -3,7 +3,7 @@
 from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.metrics import PoolMetrics
-from kamera.sessions.modes import SessionMode
+from kamera.sessions.modes import SessionMode, default_policy
 from kamera.sessions.pool import SessionPool
 from kamera.sessions.stream import Logprob, Stream
 from kamera.sessions.tool_calls import CallForm, call_form, template_of
@@ -21,5 +21,6 @@ __all__ = [
     "Turn",
     "TurnReport",
     "call_form",
+    "default_policy",
     "template_of",
 ]

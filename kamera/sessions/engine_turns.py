@@ -59,17 +59,13 @@ class Opening(Conversations):
 
 
 class EngineAnchors(Anchors):
-    """Opens windows over an ``engine``; see `Anchors`, whose ``backbone`` makes tokens and chunks alone.
-
-    Raises PolicyRefused for a policy that asks for a certificate.
-    """
+    """Opens windows over an ``engine``; see `Anchors`, whose ``backbone`` makes tokens and chunks alone."""
 
     def __init__(self, engine: Completes, backbone: Engine, store: ChunkStore, **options: Any) -> None:
         super().__init__(backbone, store, **options)
         self.engine, self.conversations = engine, Opening(backbone.processor, limits=backbone.builder.limits)
         if options.get("listener") is not None:
             refuse_over_engine(self, "a trace")
-        self.open(torch.tensor([0]))  # refuses a policy that no window over it takes, before any request
 
     def open(self, ids: torch.Tensor) -> tuple[EngineWindow, Spent]:
         """A window without chunks, whose anchor the engine computes with the first prompt."""

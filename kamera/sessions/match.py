@@ -14,7 +14,7 @@ from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, count_anchor_segments
 from kamera.sessions.modes import OF_THE_PROMPT, laxest_treatment, worth_to_others
 from kamera.trust import Guarantee, OnLeave
-from kamera.window import GLUE, terms_in_force
+from kamera.window import GLUE, policy_in_force
 
 _saved_tokens = attrgetter("saved_tokens")
 
@@ -50,8 +50,8 @@ def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Cand
     layout, window = state.layout, state.window
     if layout is None or window is None:
         return None
-    policy = terms_in_force(window).served
-    on_leave = laxest_treatment(session.manner.mode, policy.minimum, policy.samples)
+    policy = policy_in_force(window)
+    on_leave = laxest_treatment(session.manner.mode, policy.minimum)
     return Candidate(layout, worth_to_others(window), on_leave, tails)
 
 
@@ -65,7 +65,7 @@ def best_match(
     other places is edited: it is the same conversation, and a second session would only take memory. Of
     equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
     an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
-    edited in a mode that would leave such KV. A sample counts as such KV. A new session may still begin with
+    edited in a mode that would leave such KV. A new session may still begin with
     what another has of its prompt (`kamera.sessions.trail`).
     """
     least, tainted = max(min_tokens, 1), 0

@@ -69,15 +69,11 @@ def mode_of(on_leave: OnLeave) -> Applied:
     return next(mode for mode in get_args(Applied) if _ON_LEAVE[mode] == on_leave)
 
 
-def laxest_treatment(mode: str, minimum: Guarantee, samples: bool) -> OnLeave:
-    """The least strict treatment that ``mode`` may come to under a policy's ``minimum``, at any cost.
-
-    A repair that ``samples`` completes chunks from KV that knows what has left, as one that keeps them does.
-    """
+def laxest_treatment(mode: str, minimum: Guarantee) -> OnLeave:
+    """The least strict treatment that ``mode`` may come to under a policy's ``minimum``, at any cost."""
     if minimum == "exact":
         return "exact"
-    least = _ON_LEAVE[mode] if mode != "auto" else "keep" if at_least("survivor", minimum) else "repair"
-    return "keep" if samples and least == "repair" else least
+    return _ON_LEAVE[mode] if mode != "auto" else "keep" if at_least("survivor", minimum) else "repair"
 
 
 OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
@@ -91,9 +87,8 @@ def first_that_knows_more(slots: Sequence[Slot | EngineSlot]) -> int:
 
 
 def worth_to_others(window: KameraWindow | EngineWindow) -> Guarantee:
-    """The weakest guarantee of a window as other conversations see it: a sample may be a survivor's KV."""
-    guarantees = {slot.guarantee for slot in window.slots}
-    return weakest({*guarantees, "survivor"} if "sampled" in guarantees else guarantees)
+    """The weakest guarantee of a window as other conversations see it."""
+    return weakest({slot.guarantee for slot in window.slots})
 
 
 def choices(modes: Sequence[str], minimum: Guarantee, keeps_apart: bool = False) -> tuple[OnLeave, ...]:

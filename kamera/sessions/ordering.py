@@ -15,13 +15,12 @@ from kamera.sessions.layout import Layout, Run, count_anchor_segments, question_
 from kamera.trust import GUARANTEES, OnLeave, ReusePolicy, at_least, weakest
 from kamera.window import (
     GLUE,
-    SHORTEST_KEPT,
     Arrange,
     EngineSlot,
     KameraWindow,
     Plan,
     Slot,
-    terms_in_force,
+    policy_in_force,
 )
 
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
@@ -51,7 +50,7 @@ class Orders:
     """The orders of a ``prompt`` in a window with these ``slots``, whose layout was ``old_layout``.
 
     With ``keeps_apart`` each is to stand apart, else glue is one run with a text. A text that came before (an
-    extent of ``repeats``) stands as the chunk that it was. The window ``samples``. A new chunk is made once.
+    extent of ``repeats``) stands as the chunk that it was. A new chunk is made once.
     """
 
     anchors: Anchors
@@ -60,7 +59,6 @@ class Orders:
     slots: Sequence[Slot | EngineSlot]
     repeats: Collection[Extent] = ()
     keeps_apart: bool = False
-    samples: bool = False
     _chunks: dict[Run, Chunk] = field(default_factory=dict)
 
     def under(self, on_leave: OnLeave) -> Order:
@@ -102,7 +100,7 @@ class Orders:
             return [*front, *self._glue(self._split(pieces), shortest=0, longest=LONGEST)]
         pieces = self._close(pieces)
         if not self.keeps_apart:
-            shortest = 0 if on_leave != "repair" else SHORTEST_KEPT if self.samples else GLUE
+            shortest = 0 if on_leave != "repair" else GLUE
             pieces = self._glue(pieces, shortest=shortest, longest=GLUE - 1)
         return [*front, *pieces]
 
@@ -196,7 +194,7 @@ def cheapest(
         if len(treatments) == 1 or order.items[: len(orders.slots)] == [*orders.slots]:
             return Choice(on_leave, order, plan)
         worth = weakest(plan.after.worths)
-        if on_leave == "exact" or at_least(worth, terms_in_force(window).served.minimum):
+        if on_leave == "exact" or at_least(worth, policy_in_force(window).minimum):
             cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
             costed_choices.append((cost, Choice(on_leave, order, plan)))
     if not costed_choices:

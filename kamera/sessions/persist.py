@@ -41,7 +41,7 @@ from kamera.sessions.document import (
 from kamera.sessions.modes import Manner, worth_to_others
 from kamera.sessions.showing import State
 from kamera.store import Folder
-from kamera.window import KameraWindow, refuse_malformed, terms_in_force
+from kamera.window import KameraWindow, policy_in_force, refuse_malformed
 
 _PICTURE = re.compile(r"[0-9a-f]{64}\.png")
 
@@ -63,7 +63,7 @@ def save_session(
     window, saved_window = state.window, None
     if window is not None and state.layout is not None:
         folder = f"window-{secrets.token_hex(8)}"
-        minimum = terms_in_force(window).served.minimum
+        minimum = policy_in_force(window).minimum
         saved_window = SavedWindow(folder, "", worth_to_others(window), minimum, state.layout)
     document = Document(
         id=name,

@@ -113,12 +113,11 @@ class SavedSessions:
         """Saved sessions of the ``manner``'s tools, by id, that `load` would give a window."""
         store, kind = anchors.store, manner.kind
         own = (anchors.backbone.fingerprint, store.tenant, anchors.policy, anchors.max_tokens, kind)
-        samples = anchors.policy is not None and anchors.policy.samples
         sessions = {}
         for header in self._read_headers():
             same = (header.fingerprint, header.tenant, header.policy, header.max_tokens, header.kind) == own
             if same and header.id is not None and header.window is not None:
-                on_leave = laxest_treatment(manner.mode, header.window.minimum, samples)
+                on_leave = laxest_treatment(manner.mode, header.window.minimum)
                 sessions[header.id] = Candidate(header.window.layout, header.window.guarantee, on_leave)
         return sessions
 

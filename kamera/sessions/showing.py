@@ -43,7 +43,7 @@ from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.sampling import Options
 from kamera.sessions.trail import SessionWindow, Stretch
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import Dialogue, EngineWindow, KameraWindow, cut_text, respond, terms_in_force
+from kamera.window import Dialogue, EngineWindow, KameraWindow, cut_text, policy_in_force, respond
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,22 +267,22 @@ def choose_treatment(
     With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
     their inside. Raises WindowFull and PolicyRefused.
     """
-    served_policy = terms_in_force(window).served
+    served_policy = policy_in_force(window)
     policy = strict(served_policy) if reuse else served_policy
     recut_prompt = _cut_anew(anchors, prompt, layout) if reuse and policy.moves else None
     prompt = prompt if recut_prompt is None else recut_prompt.rendered
     if layout is not None:
         layout = _cut_to(window, layout, prompt)
     repeats = () if recut_prompt is None else recut_prompt.again
-    keeps_apart, samples = stands_apart(window, reuse), served_policy.samples
-    orders = Orders(anchors, prompt, layout, window.slots, repeats, keeps_apart, samples)
+    keeps_apart = stands_apart(window, reuse)
+    orders = Orders(anchors, prompt, layout, window.slots, repeats, keeps_apart)
     treatments = choices(modes, served_policy.minimum, reuse)
     return cheapest(window, treatments, orders, policy), recut_prompt
 
 
 def stands_apart(window: KameraWindow, reuse: bool) -> bool:
     """Whether each segment is a chunk of its own, since others look for it or its patches are formed."""
-    return reuse or terms_in_force(window).served.forms == "always"
+    return reuse or policy_in_force(window).forms == "always"
 
 
 def _cut_anew(anchors: Anchors, prompt: Rendered, old_layout: Layout | None) -> Recut:
@@ -303,7 +303,7 @@ def _cut_to(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     Not of a window that serves no survivors: there the part behind the change is prefilled anyway, and the
     one before it is the head of a new text.
     """
-    if not terms_in_force(window).served.keeps("survivor"):
+    if not policy_in_force(window).keeps("survivor"):
         return layout
     for slot, at in reversed(cuts(layout, prompt).items()):
         if len(cut_text(window, slot, at)) > 1:

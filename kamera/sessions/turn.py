@@ -20,8 +20,7 @@ class TurnReport:
     """Cost of bringing the cache to a turn's prompt.
 
     Tokens of the prompt, each counted once: ``kept`` in place, ``turned`` (relocated), ``patched`` (a stored
-    patch for new antecedents, no forward), ``sampled`` (completed from others of their chunk, which ran),
-    ``prefilled``. ``left`` are tokens that the prompt no longer has.
+    patch for new antecedents, no forward), ``prefilled``. ``left`` are tokens that the prompt no longer has.
     ``forwards``, ``tokens_recomputed`` (canonicals formed in between included) and ``vision_encodes`` are
     measured, with those of a system prompt that was new, and exclude the answer's own. After
     ``session.edit`` the last tokens of ``prefilled``, which ask for an answer, have not run yet.
@@ -45,7 +44,6 @@ class TurnReport:
     kept: int = 0
     turned: int = 0
     patched: int = 0
-    sampled: int = 0
     left: int = 0
     notes: tuple[str, ...] = ()
     uncached: str | None = None
@@ -131,24 +129,22 @@ def turn_report(
     from the store: its tokens count as turned.
     """
     old_by_number, anchor = {slot.number: slot for slot in old_slots}, former_of(window).anchor.length
-    kept, turned, patched, sampled = report.tokens_held + (0 if opening.tokens else anchor), 0, 0, 0
+    kept, turned, patched = report.tokens_held + (0 if opening.tokens else anchor), 0, 0
     for slot in report.slots:
         old = old_by_number.get(slot.number)
         if old is None or (old.antecedents, old.rank) != (slot.antecedents, slot.rank):
             patched += slot.length if slot.rank else 0
-            sampled += 0 if slot.rank or slot.share is None else slot.length - round(slot.share * slot.length)
         elif old.position == slot.position:
             kept += slot.length
         else:
             turned += slot.length
     question = prompt - anchor - sum([slot.length for slot in report.slots])
     recomputed = opening.tokens + report.tokens_recomputed
-    prefilled = min(prompt - kept - turned - patched - sampled, recomputed + question)
+    prefilled = min(prompt - kept - turned - patched, recomputed + question)
     return TurnReport(
         kept=kept,
-        turned=prompt - kept - patched - sampled - prefilled,
+        turned=prompt - kept - patched - prefilled,
         patched=patched,
-        sampled=sampled,
         prefilled=prefilled,
         forwards=opening.forwards + report.forwards,
         tokens_recomputed=recomputed,

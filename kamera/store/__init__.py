@@ -5,7 +5,7 @@ shared and must not be written in place.
 """
 
 from kamera.store.admin.admin import StoreAdmin
-from kamera.store.admin.copy import Copied, certificate_folders
+from kamera.store.admin.copy import Copied
 from kamera.store.admin.forget import Forgotten
 from kamera.store.conditioning import conditioned_record, find_conditioned
 from kamera.store.disk.folder import Folder, NotAFile
@@ -53,7 +53,6 @@ __all__ = [
     "VerifyReport",
     "behind_survivors",
     "canonical_key",
-    "certificate_folders",
     "check_store",
     "chunks_of",
     "conditioned_record",

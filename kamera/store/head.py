@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.ops import PatchBudget, SampleSize
+from kamera.ops import PatchBudget
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.entries import TensorEntry, count_pieces, file_entries, meta_tensor_of
 from kamera.store.fields import Header, canonical_json, is_count
@@ -24,7 +24,6 @@ from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.outline import Outline
 from kamera.store.records import Record, record_of
-from kamera.trust import Proof
 
 FORMAT_VERSION = 5
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
@@ -189,7 +188,6 @@ def _parse(text: bytes, source: str) -> Header:
 
 def info_of(header: Header, size: int) -> ObjectInfo:
     """The info of a file of ``size`` bytes with this header."""
-    info, patch = header["info"], header["kind"] in PATCH_KINDS
     return ObjectInfo(
         key=header["key"],
         kind=header["kind"],
@@ -205,8 +203,7 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         orderings=_orderings_of(header),
         base=header.get("vision") or header.get("base") or "",
         behind=header.get("behind", 0),
-        proof=Proof.from_info(info) if patch and isinstance(info, dict) else None,
-        sample=SampleSize.from_info(info) if header["kind"] == "sampled" else None,
+        error=_error_of(header),
         outline=Outline.from_header(header["outline"]) if "outline" in header else None,
     )
 
@@ -219,6 +216,11 @@ def _budget_of(header: Header) -> PatchBudget | None:
         return PatchBudget.from_info(header["info"], header["rank"])
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
+
+
+def _error_of(header: Header) -> float | None:
+    error: Any = header["info"].get("error") if header["kind"] in PATCH_KINDS else None
+    return float(error) if type(error) in (int, float) and 0.0 <= error <= 1.0 else None
 
 
 def _orderings_of(header: Header) -> int | None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from kamera.ops import PatchBudget, SampleSize
+from kamera.ops import PatchBudget
 from kamera.store.keys import PATCH_KINDS, Context
 from kamera.store.outline import Outline
-from kamera.trust import Proof
 
 Progress = Callable[[int, int], None]
 """Called with the number of objects done, and their total."""
@@ -33,8 +32,8 @@ class ObjectInfo:
     ``antecedents`` is empty, ``rank`` and ``formed`` are None for an object that is no patch. ``bytes`` is
     the size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is the one a patch was formed under
     (None if its header holds no valid one), ``orderings`` the number of orderings averaged in an orbit patch,
-    ``proof`` its answers against those of the true KV (None: it was not asked), ``sample`` the tokens that
-    were run for a sampled patch.
+    ``error`` the share of the deficit's energy that a patch leaves out, in its worst layer and channel (None:
+    not said).
     ``base`` identifies the object that this one cannot be used without: for a canonical the vision
     fingerprint of its encoding ("": it has none), for a patch the anchor of the canonical to which it is
     added ("": its context's own). ``behind``: tokens of the anchor that a canonical was computed behind.
@@ -55,8 +54,7 @@ class ObjectInfo:
     orderings: int | None = None
     base: str = ""
     behind: int = 0
-    proof: Proof | None = None
-    sample: SampleSize | None = None
+    error: float | None = None
     outline: Outline | None = None
 
 

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from kamera.errors import AmbiguousId, UnknownChunk, quote
 from kamera.ops import KVCodec, digest
 
-PATCH_KINDS = ("exact", "sampled", "orbit")
+PATCH_KINDS = ("exact", "orbit")
 """Kinds of patch: bound to the order of the antecedents, or only to their set."""
 
 KV_KINDS = ("canonical", "anchor", "conditioned")
@@ -116,12 +116,12 @@ def canonical_key(context: Context, chunk_id: str) -> str:
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> str:
     """Key of the patch of a chunk behind ``antecedents`` (chunk ids, or names by `survivor_id`).
 
-    ``kind`` is ``"exact"`` or ``"sampled"`` (their order matters) or ``"orbit"`` (it does not, but a chunk
+    ``kind`` is ``"exact"`` (their order matters) or ``"orbit"`` (it does not, but a chunk
     that occurs twice counts twice); any other raises `ValueError`. ``base``: the anchor of the canonical to
     which the patch is added, if it is not the context's own.
     """
     if kind not in PATCH_KINDS:
-        raise ValueError(f"a patch is of kind 'exact', 'sampled' or 'orbit', not {quote(kind)}")
+        raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {quote(kind)}")
     names = sorted(antecedents) if kind == "orbit" else antecedents
     based, anchor = (".based", [base]) if base else ("", [])
     return _digest(_domain(f"patch.{kind}{based}", context), *_fields(context), *anchor, chunk_id, *names)

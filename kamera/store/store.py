@@ -37,7 +37,6 @@ from kamera.store.records import CanonicalRecord, PatchRecord, Record, base_of
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, LookBack, Query
 from kamera.store.tiers import Tiers
-from kamera.store.withheld import Withheld
 
 _R = TypeVar("_R", CanonicalRecord, PatchRecord, EncodingRecord)
 
@@ -77,7 +76,6 @@ class ChunkStore:
         self._memory = tiers.memory
         self._limit = tiers.memory.limit
         self._search = LookBack(tiers, codec)
-        self.withheld = Withheld(None if tiers.disk is None else tiers.disk.root, codec)
         self.metrics.watch(self)
         forks.call_in_child(self, _in_child)
 

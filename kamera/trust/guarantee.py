@@ -6,17 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Guarantee = Literal["exact", "patched", "sampled", "orbit", "survivor", "near", "blind"]
-"""What a slot's KV is worth (docs/guarantees.md)."""
+Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
+"""What a slot's KV is worth (docs/how-it-works.md)."""
 
 GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
 """All guarantees, from the strongest to the weakest."""
 
 LOSSY = 0.25
 """Bound for canonicals that are kept in codes: what 4 bits lose stays below it."""
-
-FAR = 2.0
-"""Bound of a sampled chunk's KV: a wrong completion is off by ten times its size and more."""
 
 CLOSER = 0.1
 """A patch restores at least its stated share of the deficit's energy, less this share."""
@@ -35,13 +32,13 @@ def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
 def prefilled_behind(antecedents: Guarantee) -> Guarantee:
     """The guarantee of a prefill whose weakest attended KV has the guarantee ``antecedents``.
 
-    Only a prefill behind exact KV equals a re-prefill of the window. Behind KV from patched to survivor it is
-    a conditioned forward behind these antecedents: as good as a full-rank patch. Behind near or blind KV
-    it is no better than they are.
+    Only a prefill behind exact KV equals a re-prefill of the window. Behind KV from patched to near it is
+    a conditioned forward behind these antecedents: as good as a full-rank patch. Behind blind KV it is no
+    better than that.
     """
     if antecedents == "exact":
         return "exact"
-    return "patched" if at_least(antecedents, "survivor") else antecedents
+    return "patched" if at_least(antecedents, "near") else antecedents
 
 
 def outranks(formed: str | None, other: str | None) -> bool:
@@ -88,4 +85,4 @@ def lacking_bound(guarantee: Guarantee, kept: float | None) -> float | None:
     """
     if guarantee == "patched":
         return 1.0 if kept is None else min(1.0, 1.0 - kept + CLOSER)
-    return 1.0 if guarantee in ("sampled", "orbit") else None
+    return 1.0 if guarantee == "orbit" else None

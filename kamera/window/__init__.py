@@ -1,9 +1,7 @@
 """The window: a deque of chunks that makes one live cache."""
 
 from kamera.engines import Recipe
-from kamera.window.anticipating import anticipate
 from kamera.window.asking import ANSWER
-from kamera.window.certified import grounds_of, library_versions
 from kamera.window.engine_prompts import Dialogue
 from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome, Trace, read_events, read_trace
@@ -11,25 +9,24 @@ from kamera.window.file import Saved, SealedFile, refuse_malformed
 from kamera.window.functions import (
     answer_of,
     cut_text,
-    expect,
     former_of,
     keep_first,
     keep_kv,
     keep_orbit,
     logits_of_answers,
     next_token_logits_of,
+    policy_in_force,
     respond,
     search,
     sequence_of,
     shown_spans,
-    terms_in_force,
     with_kv,
 )
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.requests import Append, Arrange, Condition, Edit, Evict, Recall, Reorder, Slide
-from kamera.window.seats import GLUE, SHORTEST_KEPT
+from kamera.window.seats import GLUE
 from kamera.window.state import ShownSpan, Slot
 from kamera.window.steps import Cost, Plan, Reason
 from kamera.window.window import KameraWindow
@@ -38,7 +35,6 @@ __all__ = [
     "ANSWER",
     "GLUE",
     "SHORTEST_HEAD",
-    "SHORTEST_KEPT",
     "Append",
     "Arrange",
     "Condition",
@@ -69,17 +65,14 @@ __all__ = [
     "Trace",
     "WindowMemory",
     "answer_of",
-    "anticipate",
     "cut_text",
-    "expect",
     "former_of",
-    "grounds_of",
     "keep_first",
     "keep_kv",
     "keep_orbit",
-    "library_versions",
     "logits_of_answers",
     "next_token_logits_of",
+    "policy_in_force",
     "read_events",
     "read_trace",
     "refuse_malformed",
@@ -87,6 +80,5 @@ __all__ = [
     "search",
     "sequence_of",
     "shown_spans",
-    "terms_in_force",
     "with_kv",
 ]

@@ -1,4 +1,4 @@
-"""Anticipation: what an append needs when the oldest chunks leave for it is prepared before it comes."""
+"""Anticipation: what a departure needs is prepared before it comes."""
 
 from __future__ import annotations
 
@@ -19,32 +19,55 @@ from kamera.window.run import carry_out
 from kamera.window.seating import count_leaving
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import WindowState
+from kamera.window.steps import Cost, Plan
 
 logger = logging.getLogger(__name__)
 
 
 @one_at_a_time
-def anticipate(window: Contents) -> None:
-    """Prepare, as later work, an `append` or `recall` for which the oldest chunks of a window must leave.
-
-    The chunks that stay are placed behind their next antecedents as that operation would place them, if a
-    chunk of the size of the last one does not fit into ``max_tokens``. The operation then runs its new chunk
-    alone. One for which others leave, or none, or that finds the window changed, starts from the window as it
-    stands; any operation ends the work. Returns at once; plans do not count on it. Nothing is prepared where
-    departures run no forward (survivors are kept).
-    """
-    state, policy = window._state, window._terms.served
-    last = state.facts[-1] if state.facts else None
-    count = (
-        0 if last is None else _leaving(window._stage, state, policy, Newcomer(last.chunk_id, last.length))
-    )
+def prepare_departure(window: Contents) -> None:
+    """`KameraWindow.anticipate`."""
+    count = next_departure(window)
     if not count:
         if window._preparation is not None:
             window._preparation.take()
         return
     stage = replace(window._stage, live=window._backbone.live(holds=True))
     window._preparation = window._preparation or Ahead(window._backbone)
-    window._preparation.begin(partial(_depart, count, state, stage, policy))
+    window._preparation.begin(partial(_depart, count, window._state, stage, window._policy))
+
+
+def next_departure(window: Contents) -> int:
+    """The number of chunks that will probably leave next: for a chunk like the last one, or by a slide."""
+    state = window._state
+    last = state.facts[-1] if state.facts else None
+    if last is None:
+        return 0
+    leaving = _leaving(window._stage, state, window._policy, Newcomer(last.chunk_id, last.length))
+    slid = window._slid if window._slid < len(state.facts) else 0
+    return leaving or slid
+
+
+def anticipate_by_itself(window: Contents, plan: Plan) -> None:
+    """After an operation prepare the next departure, if a prefix cache would have run as much by now.
+
+    Each departure is worth what a prefix cache runs for it: the chunks that stay. A preparation costs as
+    much, used or not, so a window that guesses wrong waits for its next departure.
+    """
+    if plan.operation not in ("append", "recall", "slide"):
+        return
+    staying = [seat.length for seat in plan.after.seats if seat.number != plan.arrived]
+    if plan.left:
+        window._earned += sum(staying)
+        window._slid = len(plan.left) if plan.operation == "slide" else 0
+    policy = window._policy
+    if plan.operation == "slide" or (policy.on_leave == "keep" and policy.minimum != "exact"):
+        return
+    count = next_departure(window) if window._earned else 0
+    cost = sum([seat.length for seat in plan.after.seats[count:]])
+    if count and cost <= window._earned:
+        window._earned -= cost
+        prepare_departure(window)
 
 
 def _leaving(stage: Stage, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
@@ -62,6 +85,8 @@ def fits(ahead: Departure, request: Request, stage: Stage, state: WindowState, p
             in_view = isinstance(request, Recall) and chunk.chunk_id in state.seats.chunk_ids
             same = ahead.before is state and not in_view
             return same and _leaving(stage, state, policy, chunk) == ahead.count
+        case Slide(n):
+            return ahead.before is state and n == ahead.count
         case _:
             return False
 
@@ -82,4 +107,5 @@ def _depart(count: int, state: WindowState, stage: Stage, policy: ReusePolicy) -
         return None
     old = Holdings.of(stage.former.anchor, state, stage.former.backbone.live())
     own = Holdings.of(stage.former.anchor, outcome.state, stage.live).memory([old]).own
-    return Ready(Departure(state, count, outcome.state, stage), own)
+    done = replace(plan, steps=(), cost=Cost(), later=Cost())
+    return Ready(Departure(state, count, done, outcome.state, stage), own)

@@ -18,7 +18,7 @@ from kamera.window.report import Report, Tally
 from kamera.window.seats import Seat, Source, footing
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState, shift
-from kamera.window.steps import Archive, Harvest, Plan, Prefill, runs_of
+from kamera.window.steps import Archive, Follow, Harvest, Plan, Prefill, runs_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,11 @@ def tail_prefill(plan: Plan) -> Prefill | None:
 
     The question shares a forward with them: what comes after it is later work.
     """
-    steps = [step for step in plan.steps if not (isinstance(step, Archive | Harvest) and step.later)]
+    steps = [
+        step
+        for step in plan.steps
+        if not (isinstance(step, Follow) or (isinstance(step, Archive | Harvest) and step.later))
+    ]
     run = runs_of(steps)[-1] if steps else []
     first, prefills = run[0] if run else None, [step for step in run if isinstance(step, Prefill)]
     if not isinstance(first, Prefill) or len(prefills) < len(run):
@@ -92,7 +96,11 @@ def state_with_answer(
     facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
     positions, worth = text_behind(stage, state, spoken), footing(state.seats)
     source = Source(
-        stage.spots.spot(facts, positions), state.seats.lineage, prefilled_behind(worth), canonical=False
+        stage.spots.spot(facts, positions),
+        state.seats.lineage,
+        prefilled_behind(worth),
+        canonical=False,
+        behind=state.seats.tokens,
     )
     seat = Seat(facts.chunk_id, facts.length, source.home, source, source.guarantee, worth)
     return state.with_said(seat, Resident(facts, Copy(answer.tail, positions)))

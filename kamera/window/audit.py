@@ -2,9 +2,9 @@
 
 Digests and probes tell that a model is the one that computed stored KV. What none of them sees (weights
 written behind PyTorch's back, an object of a foreign model under an equal key, a kernel that turns wrongly)
-shows in the KV itself. So a window hands over slots that it served (`ReusePolicy.audit`), and later work
-prefills each behind the KV that stands before it. An error beyond the guarantee's bound withholds the
-context: nothing stored under it is served any more, and windows on it are prefilled again.
+shows in the KV itself. So a window hands over slots that it served (`ReusePolicy.audit`), and background
+work prefills each behind the KV that stands before it. What it finds is counted in the store's metrics and
+logged; nothing is withheld.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kamera.engines import Engine, Span
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
 from kamera.patches import Copy, Former, Worth, later_of
-from kamera.trust import FAR, LOSSY, AuditFinding, lacking_bound
+from kamera.trust import LOSSY, AuditFinding, lacking_bound
 from kamera.window.seats import Seat
 from kamera.window.stage import Stage
 from kamera.window.state import Resident, WindowState, span_of
@@ -115,7 +115,7 @@ def queue_audits(stage: Stage, state: WindowState, served: Sequence[int], share:
         spans = stage.spans(state)[: index + 1]
         holds = [*kv_tensors(slot.kv), *(t for span in spans for t in kv_tensors(span.kv))]
         stage.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
-        queue.add(partial(audit_and_withhold, stage, slot), Worth.AUDIT, holds, note_drop)
+        queue.add(partial(audit_and_tell, stage, slot), Worth.AUDIT, holds, note_drop)
 
 
 def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
@@ -131,22 +131,20 @@ def slots_to_audit(plan: Plan, state: WindowState) -> list[int]:
     return [i for i, seat in enumerate(state.seats.seats) if old_seats.get(seat.number) is not seat]
 
 
-def audit_and_withhold(stage: Stage, served: Served) -> None:
-    """Audit one slot; withhold its context if an error is beyond its bound."""
+def audit_and_tell(stage: Stage, served: Served) -> None:
+    """Audit one slot; count and log an error beyond its bound."""
     former = stage.former
-    context, store = former.context, former.store
-    if store.withheld.reason(context) is not None or former.backbone.fingerprint != context.fingerprint:
-        return  # known already; a change that was seen refuses by itself
+    if former.backbone.fingerprint != former.context.fingerprint:
+        return  # a change that was seen refuses by itself
     try:
         findings = audit_slot(stage, served)
     except (KameraError, torch.OutOfMemoryError) as error:
         logger.warning("an audit could not be made: %s", error)
         return
     wrong = next((finding for finding in findings if not finding.holds), None)
-    store.metrics.count("kamera_audits", "right" if wrong is None else "wrong")
+    former.store.metrics.count("kamera_audits", "right" if wrong is None else "wrong")
     if wrong is not None:
-        logger.error("%s: everything stored in its context is withheld", wrong)
-        store.withheld.add(context, str(wrong))
+        logger.error("%s", wrong)
 
 
 def audit_slot(stage: Stage, served: Served) -> list[AuditFinding]:
@@ -166,10 +164,6 @@ def audit_slot(stage: Stage, served: Served) -> list[AuditFinding]:
     kv_error = kv_distance(served.kv, true)
     if worth == "exact":
         return [*findings, finding("KV", kv_error, rounding)]
-    if source.sample is not None:
-        first = LOSSY if former.context.lossy else rounding
-        findings += [finding("first layer", _first_layer_error(served.kv, true), first)]
-        findings += [finding("KV", kv_error, FAR)]
     if source.canonical:
         missing_share = _lacking(former, span_of(seat, resident), served.kv, true)
         bound = lacking_bound(worth, _energy(former, seat, resident.shown) if worth == "patched" else None)
@@ -193,15 +187,6 @@ def _canonical_error(former: Former, resident: Resident) -> float | None:
     live = former.backbone.live()
     live.show([former.anchor_span], room=facts.length)
     return kv_distance(copy.kv, former.backbone.prefill([facts.encoded], [positions], live)[0])
-
-
-def _first_layer_error(served: KV, true: KV) -> float:
-    """Of the layer that depends on no other token."""
-    first = next(layer for layer in range(len(true)) if true[layer])
-    return max(
-        float((served[first][name].double() - x.double()).norm() / x.double().norm().clamp_min(1e-30))
-        for name, x in true[first].items()
-    )
 
 
 def _lacking(former: Former, canonical: Span, served: KV, true: KV) -> float | None:

@@ -17,8 +17,7 @@ from kamera.engines import Account, Engine, Recipe, Usage
 from kamera.errors import StalePlan
 from kamera.patches import Ahead, Former
 from kamera.store import memory_of
-from kamera.trust import ReusePolicy, Terms, policy_of, weakest
-from kamera.window.apart import prefill_apart, stage_apart
+from kamera.trust import ReusePolicy, policy_of, weakest
 from kamera.window.events import Event, Listener, Trace, notify_listeners, outcomes, thumbnails
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
@@ -65,7 +64,7 @@ class Contents:
 
     _stage: Stage
     _state: WindowState
-    _terms: Terms
+    _policy: ReusePolicy
     _lock: forks.Lock
     _account: Account
     _notes: list[str]  # for the next report
@@ -73,6 +72,8 @@ class Contents:
     _listeners: tuple[Listener, ...]
     _name: str = ""  # in events
     _preparation: Ahead[Departure] | None = None  # from the first `anticipate` on
+    _slid: int = 0  # chunks that left by the last departure, if that was a slide
+    _earned: int = 0  # tokens of departures that a prefix cache would have run, less those of preparations
     _slots: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
     _plans: tuple[tuple[Plan, NamedRequest], ...] = ()  # of the present state, the latest ones
 
@@ -120,13 +121,13 @@ class Contents:
     def plan(self, request: Request, *, policy: ReusePolicy | None = None) -> Plan:
         """The plan of a request (`kamera.window.requests`).
 
-        ``policy`` takes the place of the window's and asks no certificate, for callers that judge the trust
-        of single chunks themselves (`kamera.reuse`).
+        ``policy`` takes the place of the window's, for callers that judge the trust of single chunks
+        themselves (`kamera.reuse`).
         """
         self._check_backbone()
         with self._former.operation():
             named_request = self._names().name_request(request)
-            own_policy = self._terms.served if policy is None else policy_of(policy)
+            own_policy = self._policy if policy is None else policy_of(policy)
             plan = self._stage.plan(named_request, self._state, own_policy)
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named_request))
         return plan
@@ -194,7 +195,6 @@ class Contents:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
         self._former.anchor.identity.check(self._backbone)
         with count_operation(self._backbone) as tally:
-            self._go_apart()
             tally.notes.extend(self._notes)
             self._notes = []
             former = self._former
@@ -252,26 +252,14 @@ class Contents:
             raise StalePlan(
                 f"{what}, of {len(plan.before.seats)} chunks; this one has {len(seats.seats)}: plan anew"
             )
-        if plan.policy != self._terms.served:
+        if plan.policy != self._policy:
             raise StalePlan(f"the plan of {plan.operation} was made under another policy: plan anew")
         named_request = self._names().again(plan.request, chunks)
-        again = self._stage.plan(named_request, self._state, self._terms.served)
+        again = self._stage.plan(named_request, self._state, self._policy)
         if again.comparable_text() != plan.comparable_text():
             raise StalePlan(f"{what}, or of its store: plan anew")
         return again, named_request
 
     def _check_backbone(self) -> None:
-        """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
+        """Raise unless the model is the one that computed this window's KV."""
         self._former.anchor.identity.check(self._backbone)
-        self._go_apart()
-
-    def _go_apart(self) -> None:
-        """If an audit has withheld the context, prefill the chunks again, apart from the store."""
-        former = self._former
-        reason = former.store.withheld.reason(former.context)
-        if reason is None:
-            return
-        stage = stage_apart(self._stage, self._terms.served)
-        state = prefill_apart(stage, former, self._state)
-        self._stage, self._state = stage, state
-        self._notes.append(f"{reason}; the context is withheld, and every chunk was prefilled again")

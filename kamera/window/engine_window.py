@@ -28,7 +28,7 @@ from kamera.engines import (
     join_pieces,
     open_accounts,
 )
-from kamera.errors import InvalidPermutation, PolicyRefused, UnknownChunk, UnknownSlot, quote
+from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Losses
 from kamera.store import ChunkStore, Context
@@ -36,7 +36,7 @@ from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
 from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, message, prompt_chunk, segment
 from kamera.window.placer import Placer
 from kamera.window.recipe import RecipeFacts, has_anchor, recipe
-from kamera.window.requests import Restore
+from kamera.window.requests import Reorder
 from kamera.window.seating import canonical_source, check_room, count_leaving
 from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
 from kamera.window.steps import Limits
@@ -92,7 +92,7 @@ class EngineWindow:
         policy: ReusePolicy | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        self.policy = ReusePolicy.streaming() if policy is None else policy
+        self.policy = ReusePolicy() if policy is None else policy
         self.engine, self.backbone, self._store = engine, contents, store
         self._max_tokens, self._account = max_tokens, Account()
         self._seams = (
@@ -106,7 +106,6 @@ class EngineWindow:
         self._seats = Seats((), (0,))
         messages = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
         self._head = Dialogue(torch.empty(0, dtype=torch.int64), messages)  # what later prompts begin with
-        _check_certified(self.policy)
 
     # -- operations ----------------------------------------------------------------------------
     # Each returns the slots as the next answer would get them: what is stored may be more by then.
@@ -154,10 +153,9 @@ class EngineWindow:
         """Make the window hold these slots of its own and these new chunks, under ``policy`` from now on.
 
         ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. Raises WindowFull, and
-        UnknownSlot and PolicyRefused for a slot of an earlier state and a policy that asks for certificates.
+        UnknownSlot for a slot of an earlier state.
         """
         policy = self.policy if policy is None else policy
-        _check_certified(policy)
         pairs = zip(self.slots, self._seats.seats, strict=True)
         seats = {(slot.start, slot.chunk_id): seat for slot, seat in pairs}
         if old := [i for i in order if isinstance(i, EngineSlot) and (i.start, i.chunk_id) not in seats]:
@@ -300,7 +298,7 @@ class EngineWindow:
         self._places.outlines[chunk_id] = row.outline
         self._prefilled_ids.discard(chunk_id)  # asked for again once the store has lost it
         limits, newcomer = self._limits, self._places.chunks[chunk_id].newcomer
-        placer = Placer(Restore(), before, self._rows, self.policy, limits, patches=False)
+        placer = Placer(Reorder(()), before, self._rows, self.policy, limits, patches=False)
         source, spot = placer.best_source(newcomer, before), self._spot(chunk_id, before)
         if (source is None or source.guarantee == "blind") and old is not None and before.seats:
             survivor = self._survivor(old, canonical_source(limits, chunk_id), before)
@@ -317,11 +315,11 @@ class EngineWindow:
             return None
         if not source.canonical:  # the engine computed it, and has stored its patch since
             antecedents = source.antecedents
-            row = self._rows.patch_within(old.chunk_id, old.length, antecedents, "exact", policy.budget)
+            row = self._rows.patch_within(old.chunk_id, old.length, antecedents, "exact", policy)
             if row is None:
                 return None
-            patch = Offer("patched", antecedents, "exact", row.formed, created=row.created)
-            source = clean.with_patch(patch)
+            patch = Offer("patched", antecedents, "exact", row.formed, error=row.error, created=row.created)
+            source = clean.with_patch(patch, source.behind)
         elif not source.patch:
             return None
         seat = staying_behind(replace(old, source=source, guarantee=source.guarantee), before)
@@ -330,7 +328,7 @@ class EngineWindow:
     def _place_computed(self, chunk_id: str, before: Seats) -> Seat:
         """A chunk that the engine prefills behind ``before``."""
         spot, state = self._spot(chunk_id, before), footing(before)
-        source = Source(spot, before.lineage, prefilled_behind(state), canonical=False)
+        source = Source(spot, before.lineage, prefilled_behind(state), canonical=False, behind=before.tokens)
         length = len(self._places.chunks[chunk_id].ids)
         return Seat(chunk_id, length, spot, source, source.guarantee, state)
 
@@ -360,9 +358,3 @@ def _origin(seat: Seat) -> Origin:
     if not seat.source.patch:
         return "canonical"
     return "survivor" if seat.guarantee == "survivor" else "stored"
-
-
-def _check_certified(policy: ReusePolicy) -> None:
-    """Raise PolicyRefused for a policy that asks for certificates."""
-    if policy.certified and policy.minimum != "exact":
-        raise PolicyRefused("no certificate is of an engine: give a policy with certified=False")

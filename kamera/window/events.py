@@ -19,20 +19,19 @@ from PIL import Image
 from kamera.engines import Spent, Usage
 from kamera.errors import TraceError, quote
 from kamera.files import user_path
-from kamera.trust import Proof
 from kamera.window.memory import WindowMemory
 from kamera.window.report import Report, SlotReport, Times
 from kamera.window.seats import Seat, Source
 from kamera.window.state import Resident, Slot
-from kamera.window.steps import Cost, Place, Plan, Prefill, Reason, Sample
+from kamera.window.steps import Cost, Place, Plan, Prefill, Reason
 
 logger = logging.getLogger(__name__)
 
-How = Literal["kept", "moved", "stored", "patched", "sampled", "prefilled"]
+How = Literal["kept", "moved", "stored", "patched", "prefilled"]
 """What an operation did with a chunk.
 
-It stays as it is, or at another place; it is served from its stored canonical, or from that and a patch; some
-of its tokens ran, or all whose KV was not at hand.
+It stays as it is, or at another place; it is served from its stored canonical, or from that and a patch; all
+of its tokens ran whose KV was not at hand.
 """
 
 
@@ -102,7 +101,7 @@ class Event:
         return len(after)
 
     def without_content(self) -> Event:
-        """The same event without texts, pictures, and sketches of questions: ids, numbers and times."""
+        """The same event without texts and pictures: ids, numbers and times."""
         old, before = self.report, tuple(map(_bare, self.before))
         slots, evicted = tuple(map(_bare, old.slots)), tuple(map(_bare, old.evicted))
         report = replace(old, slot=old.slot and _bare(old.slot), slots=slots, evicted=evicted)
@@ -166,7 +165,7 @@ def outcomes(
     plan: Plan, before: Sequence[Slot], after: Sequence[Slot], chunks: Sequence[Resident]
 ) -> tuple[Outcome, ...]:
     """What a plan did with each slot of ``after``, whose tensors are ``chunks``."""
-    steps = {s.seat.number: s for s in plan.steps if isinstance(s, Place | Prefill | Sample)}
+    steps = {s.seat.number: s for s in plan.steps if isinstance(s, Place | Prefill)}
     places = {slot.number: slot.position for slot in before}
     out: list[Outcome] = []
     for slot, chunk in zip(after, chunks, strict=True):
@@ -178,8 +177,6 @@ def outcomes(
                 out.append(Outcome(how, tokens, why, factors.nbytes if factors else 0, has_media))
             case Prefill() as step:
                 out.append(Outcome("prefilled", step.tokens, step.reason, media=has_media))
-            case Sample() as step:
-                out.append(Outcome("sampled", step.tokens, step.reason, media=has_media))
             case _:
                 stays = places.get(slot.number) == slot.position
                 out.append(Outcome("kept" if stays else "moved", media=has_media))
@@ -187,8 +184,7 @@ def outcomes(
 
 
 def _bare(slot: Slot) -> Slot:
-    proof = slot.proof and replace(slot.proof, asked=())
-    return replace(slot, label="", proof=proof)
+    return replace(slot, label="")
 
 
 SIDE = 88
@@ -229,17 +225,13 @@ def _row(slot: Slot, chunk: int, antecedents: Sequence[int]) -> dict[str, Any]:
     """A slot; fields at their defaults are left out."""
     row = {name: getattr(slot, name) for name in _DEFAULTS if getattr(slot, name) != _DEFAULTS[name]}
     row |= {"chunk_id": chunk, "antecedents": antecedents}
-    if slot.proof is not None:
-        row["proof"] = asdict(slot.proof)
     return row
 
 
 def _slot(row: Mapping[str, Any], ids: Sequence[str]) -> Slot:
-    proof = row.get("proof")
     values = {
         "chunk_id": ids[row["chunk_id"]],
         "antecedents": tuple(ids[i] for i in row["antecedents"]),
-        "proof": None if proof is None else Proof(**{**proof, "asked": tuple(proof["asked"])}),
     }
     slot = Slot(**{**row, **values})
     if not all(type(n) is int and n >= 0 for n in (slot.start, slot.length, slot.number)):
@@ -278,7 +270,7 @@ def _event(document: Mapping[str, Any]) -> Event:
 class Trace:
     """A listener that appends each `Event` to a file, as a JSON line of its own.
 
-    By default a line has ids, numbers and times: no text, no picture, no sketch of a question. With
+    By default a line has ids, numbers and times: no text and no picture. With
     ``content`` it has the labels, texts and small pictures of chunks, too. ``session`` names the
     conversation whose window it hears.
 

@@ -15,7 +15,7 @@ from kamera.errors import quote
 from kamera.ops import KV, CodedKV, kv_copy, kv_slice
 from kamera.patches import Copy, Facts, Former, form_orbit, later_of
 from kamera.store import Hit
-from kamera.trust import Terms
+from kamera.trust import ReusePolicy
 from kamera.window.asking import Inquiry, Question, Response, TokenSequence, sequence_behind
 from kamera.window.contents import one_at_a_time
 from kamera.window.engine_window import EngineWindow
@@ -43,12 +43,9 @@ def former_of(window: KameraWindow) -> Former:
     return window._stage.former
 
 
-def terms_in_force(window: KameraWindow | EngineWindow) -> Terms:
-    """The policy that a window was opened with, the one it serves, and the certificate that permits it.
-
-    The one that is ``served`` lacks the guarantees that are withheld for want of a certificate.
-    """
-    return window._terms if isinstance(window, KameraWindow) else Terms(window.policy, window.policy)
+def policy_in_force(window: KameraWindow | EngineWindow) -> ReusePolicy:
+    """The policy of a window."""
+    return window._policy if isinstance(window, KameraWindow) else window.policy
 
 
 @one_at_a_time
@@ -150,16 +147,6 @@ def keep_orbit(
 
 
 @one_at_a_time
-def expect(window: KameraWindow, question: Question) -> None:
-    """Announce a question before it is asked: patches formed from now on have to prove themselves on it.
-
-    The last four that were announced or asked count (docs/proofs.md); no forward runs here.
-    """
-    window._check_backbone()
-    window._stage.add_proof_question(window._asker().question_ids(question), window._state)
-
-
-@one_at_a_time
 def next_token_logits_of(window: KameraWindow, questions: Sequence[Question]) -> torch.Tensor:
     """Logits ``[questions, vocabulary]`` of each answer's first token; the questions share forwards."""
     window._check_backbone()
@@ -197,7 +184,6 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     ids = window._asker().question_ids(question)
     report, rows = window._answer(request, Inquiry(ids, options))
     assert rows is not None, "an inquiry is answered"
-    window._stage.add_proof_question(ids, window._state)
     window._audit_one()
     text = backbone.builder.detokenize(rows[0])
     return Response(rows[0] if text is None else text, report)
@@ -220,7 +206,7 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], stage: Stage) -
         stop = start + part.length
         places = copy.positions[:, start:stop]
         home = stage.spots.spot(part, places)
-        source = replace(seat.source, home=home, antecedents=antecedents)
+        source = replace(seat.source, home=home, antecedents=antecedents, behind=seat.source.behind + start)
         new = replace(
             seat,
             chunk_id=part.chunk_id,

@@ -157,7 +157,7 @@ def take_over(
     worth = weakest([*worths, *((prefilled_behind(footing(before)),) if head_tokens < chunk.length else ())])
     if not policy.keeps(worth):
         return None
-    source = Source(spot, source.antecedents, worth, canonical=False)
+    source = Source(spot, source.antecedents, worth, canonical=False, behind=source.behind)
     seat = Seat(chunk.chunk_id, chunk.length, spot, source, worth, "near", archived=False)
     return Prefill(seat, before, heads=tuple(heads), reason="edited")
 

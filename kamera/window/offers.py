@@ -35,11 +35,6 @@ class Offers:
                 return offer
         if base is not None:
             return None
-        if self.policy.samples:
-            for names in dict.fromkeys((before.lineage, antecedents)):
-                row = self._row(chunk, names, "sampled")
-                if row is not None and at_least(guarantee_named(row.formed), enough):
-                    return self._offer("sampled", row)
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
@@ -50,30 +45,41 @@ class Offers:
                 row = self._row(chunk, info.antecedents, info.kind)
                 if row is not None:
                     note = f"near: a patch of other antecedents, divergence {distance:.2f}"
-                    return replace(self._offer("near", row), note=note, sample=None)
+                    return replace(self._offer("near", row), note=note)
         return None
 
+    def behind(self, chunk: Seat, before: Seats) -> Offer | None:
+        """The stored patch for exactly the chunks ``before`` it, in their order; None without one."""
+        enough = weakest((footing(before), "patched"))
+        for names in dict.fromkeys((before.chunk_ids, before.lineage)):
+            offer = self._patch_offer(chunk, names, "")
+            if offer is not None and at_least(guarantee_named(offer.formed), enough):
+                return offer
+        return None
+
+    def alone(self, chunk: Seat, predecessor: str) -> Offer | None:
+        """The stored patch behind one chunk alone; None without one."""
+        offer = self._patch_offer(chunk, (predecessor,), "")
+        return None if offer is None else replace(offer, guarantee="near")
+
     def _patch_offer(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], anchor: str) -> Offer | None:
-        """The patch stored, or to be stored, behind these antecedents; under a tolerance, if it is proved."""
+        """The patch stored, or to be stored, behind these antecedents."""
         note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
-        row, tolerance = self._row(chunk, antecedents, "exact", anchor), self.policy.tolerance
-        if tolerance is None:
-            formed = self.formed_behind(chunk, antecedents, anchor)
-            created = None if row is None or row.formed != formed else row.created
-            return formed and Offer("patched", antecedents, "exact", formed, note, anchor, created=created)
-        # a patch that the plan itself forms has yet to be proved
-        if row is None or row.proof is None or not row.proof.holds_at(tolerance):
+        formed = self.formed_behind(chunk, antecedents, anchor)
+        if formed is None:
             return None
-        return replace(self._offer("patched", row), note=note, base=anchor, proof=row.proof)
+        row = self._row(chunk, antecedents, "exact", anchor)
+        known = row is not None and row.formed == formed
+        error, created = (row.error, row.created) if row is not None and known else (None, None)
+        return Offer("patched", antecedents, "exact", formed, note, anchor, error, created)
 
     def _row(
         self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str, base: str = ""
     ) -> ObjectInfo | None:
-        budget = self.policy.budget
-        return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, budget, base)
+        return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, self.policy, base)
 
     def _offer(self, guarantee: Guarantee, row: ObjectInfo) -> Offer:
-        return Offer(guarantee, row.antecedents, row.kind, row.formed, sample=row.sample, created=row.created)
+        return Offer(guarantee, row.antecedents, row.kind, row.formed, error=row.error, created=row.created)
 
     def find(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
         """The patch for ``antecedents`` that is stored, or that the plan forms; None without one."""
@@ -81,8 +87,7 @@ class Offers:
         if formed is not None and not self.rows.has_refused(chunk.chunk_id, antecedents, "exact", base):
             return Stored(formed, serves=True)
         row = self.rows.patch(chunk.chunk_id, antecedents, "exact", base)
-        # one that was asked too little is formed again, and asked
-        return stored_patch(row, self.policy.budget, chunk.length, proving=self.policy.tolerance is not None)
+        return stored_patch(row, self.policy.budget, chunk.length, self.policy.max_error)
 
     def formed_behind(
         self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""

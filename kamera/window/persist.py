@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,25 +13,16 @@ from kamera.errors import IncompatibleChunk
 from kamera.ops import CodedKV
 from kamera.patches import Copy, Facts, Former, Losses, anchor_of
 from kamera.store import CanonicalRecord, ChunkStore, PatchRecord
-from kamera.trust import Certificate, ReusePolicy, Terms
-from kamera.window.apart import stage_of
-from kamera.window.certified import choose_terms
+from kamera.trust import ReusePolicy
 from kamera.window.file import WINDOW, Saved, Tensors, refuse_malformed
-from kamera.window.naming import NamedRequest
-from kamera.window.report import Tally
-from kamera.window.requests import Restore
-from kamera.window.run import carry_out
 from kamera.window.seats import Seat, Seats, new_number
-from kamera.window.stage import Stage
+from kamera.window.stage import Stage, stage_of
 from kamera.window.state import Resident, WindowState
 from kamera.window.steps import converter
 
 
-def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy) -> str:
-    """Write a window to the directory ``path``, as `SealedFile.publish` does; its digest.
-
-    ``asked`` is the policy the window was opened with, not the part of it that a certificate permits.
-    """
+def save_window(path: Path, stage: Stage, state: WindowState, policy: ReusePolicy) -> str:
+    """Write a window to the directory ``path``, as `SealedFile.publish` does; its digest."""
     former, chunks = stage.former, list[dict[str, Any]]()
     tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
     for i, (facts, resident) in enumerate(zip(state.facts, state.residents, strict=True)):
@@ -44,7 +34,7 @@ def save_window(path: Path, stage: Stage, state: WindowState, asked: ReusePolicy
         "version": WINDOW.version,
         "fingerprint": former.context.fingerprint,
         "tenant": former.context.tenant,
-        "policy": asked.to_info(),
+        "policy": policy.to_info(),
         "max_tokens": stage.max_tokens,
         "tail": former.anchor.tail,
         "reopen": former.anchor.reopen,
@@ -58,13 +48,11 @@ def load_window(
     path: Path,
     backbone: Engine,
     store: ChunkStore,
-    certificate: Certificate | str | os.PathLike[str] | None = None,
     digest: str | None = None,
-) -> tuple[Terms, Stage, WindowState]:
+) -> tuple[ReusePolicy, Stage, WindowState]:
     """Read a saved window; its anchor is read from the store, or prefilled again.
 
-    Raises CorruptChunk for another file than that of ``digest``. Each chunk is restored as it was, or made
-    exact if its guarantee is no longer certified.
+    Raises CorruptChunk for another file than that of ``digest``. Each chunk is restored as it was.
     """
     where = path / WINDOW.name
     document, tensors = WINDOW.read(path, digest)
@@ -85,9 +73,7 @@ def load_window(
         )
     losses = Losses()
     anchor = anchor_of(backbone, *anchor_parts, store, losses, later=True)
-    terms = choose_terms(backbone, store, policy, certificate)
-    own_policy = terms.served
-    stage = stage_of(backbone, store, anchor, own_policy, losses, max_tokens)
+    stage = stage_of(backbone, store, anchor, policy, losses, max_tokens)
     former = stage.former
     with refuse_malformed(where):
         seats = converter().structure(document["seats"], Seats)
@@ -100,10 +86,7 @@ def load_window(
         if [seat.shown.home.shift(seat.offset) for seat in row] != [seat.spot for seat in row]:
             raise ValueError("a chunk does not stand where it is said")
         state = WindowState(replace(seats, seats=tuple(row)), residents)
-    if terms.is_restricted:
-        with former.operation():
-            state = carry_out(NamedRequest(Restore()), state, stage, own_policy, Tally()).state
-    return terms, stage, state
+    return policy, stage, state
 
 
 def _put_copy(tensors: Tensors, name: str, former: Former, facts: Facts, copy: Copy) -> dict[str, Any]:

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused
 from kamera.patches import Catalogue, by_form, possible_names, worth_harvesting
-from kamera.store import ObjectInfo
+from kamera.store import ObjectInfo, chunks_of
 from kamera.trust import Guarantee, ReusePolicy, prefilled_behind
 from kamera.window.heads import head_in, take_over
 from kamera.window.offers import Offers
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_source
-from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Source, Spot, footing, new_number
+from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, new_number, staying_behind
 from kamera.window.steps import (
     Archive,
     Clean,
     Cost,
+    Follow,
     Harvest,
     Limits,
     Place,
     Prefill,
     Reason,
-    Sample,
     Step,
 )
 
@@ -39,12 +39,13 @@ class Placer:
     limits: Limits
     patches: bool  # whether any is formed
     steps: list[Step] = field(default_factory=list)
-    late_steps: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
+    late_steps: list[Archive | Harvest | Follow] = field(default_factory=list)  # steps that are later work
     left_numbers: list[int] = field(default_factory=list)
     late_seats: dict[str, Seat] = field(default_factory=dict)  # chunks whose canonicals later work computes
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _new_ids: set[str] = field(default_factory=set)
     _first_ids: set[str] = field(default_factory=set)  # canonicals at hand that later work puts first
+    _followed: list[Seat] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
@@ -74,6 +75,65 @@ class Placer:
         self._harvest(seat)
         return replace(seat, archived=True)
 
+    def stay(self, seat: Seat, before: Seats) -> Seat:
+        """A chunk that stays while its antecedents change, on the best KV at hand: no forward runs.
+
+        Leading it is served from its canonical, behind chunks for which just a patch is stored with that.
+        Where more than `ReusePolicy.max_departed` of its antecedents has left, it is served with the patch
+        behind its own predecessor. Else it is a survivor.
+        """
+        kept = staying_behind(seat, before)
+        stands = seat.source.antecedents == before.lineage
+        if stands or seat.clean is not None or self.policy.minimum == "exact":
+            return kept
+        source = self._at_hand(seat, before)
+        if source is None or source.home.offset(seat.spot) is None:
+            return kept
+        if source.patch is not None and source.patch == seat.source.patch:
+            return seat.relabel(source.guarantee)
+        placed = replace(seat, source=source, guarantee=source.guarantee, formed="exact")
+        self.steps.append(Place(placed))
+        return placed
+
+    def _at_hand(self, seat: Seat, before: Seats) -> Source | None:
+        """Stored KV of a chunk that is better behind ``before`` than a survivor's."""
+        if not (self.rows.has_canonical(seat.chunk_id) or seat.chunk_id in self._new_ids):
+            return None
+        if not before.seats:
+            return canonical_source(self.limits, seat.chunk_id, lossy=self.limits.lossy)
+        canonical = canonical_source(self.limits, seat.chunk_id)
+        offer = self._offers.behind(seat, before)
+        if offer is not None:
+            return canonical.with_patch(offer, before.tokens)
+        last = before.seats[-1]
+        if seat.source.departed(before.lengths) > self.policy.max_departed:
+            offer = self._offers.alone(seat, last.chunk_id)
+        return None if offer is None else canonical.with_patch(offer, last.length)
+
+    def follow(self, seats: Seats, index: int) -> None:
+        """Have the patch of the chunk at ``index`` behind its predecessor formed in the background.
+
+        Only of one that two chunks stand before: the others will lead, or lead already.
+        """
+        if index < 2 or not self.policy.follows or self.limits.lossy:
+            return
+        seat, predecessor = seats.seats[index], seats.seats[index - 1]
+        names = (predecessor.chunk_id,)
+        if seat.chunk_id in (*self.limits.glue, *names) or not (
+            self._is_made(seat) and self._is_made(predecessor)
+        ):
+            return
+        if (seat.chunk_id, names) not in self.rows.followed and self.rows.patch(
+            seat.chunk_id, names, "exact"
+        ) is None:
+            self.late_steps.append(Follow(seat.number, predecessor.number))
+            self._followed.append(seat)
+
+    def _is_made(self, seat: Seat) -> bool:
+        """True if a chunk's canonical is stored, or background work makes it."""
+        made = (*self._new_ids, *self._first_ids, *self.late_seats, *self.limits.pending)
+        return seat.chunk_id in made or self.rows.has_canonical(seat.chunk_id)
+
     def switch(self, seat: Seat, on: bool) -> Seat:
         """The chunk conditioned, or showing its canonical, at its present place."""
         if on:
@@ -89,8 +149,6 @@ class Placer:
         """
         source, old = self.best_source(chunk, before), chunk if isinstance(chunk, Seat) else None
         number = new_number() if old is None else old.number
-        if source is not None and self._needs_missing_canonical(chunk, source):
-            source = None  # a few of its tokens cost less than its canonical
         if old is not None and source is old.source:
             seat = replace(old, spot=spot, guarantee=source.guarantee, formed="exact", clean=None)
         elif source is not None and self._leads(chunk, before, spot, source):
@@ -106,11 +164,8 @@ class Placer:
             self.steps.append(Place(seat, 0 if source.patch and source.patch.base else self._compute(chunk)))
         else:
             archived, reason = archived if old is None else old.archived, self._reason(chunk, before)
-            sample = self._sample(chunk, before, spot, archived, number, reason)
-            seat = sample or self._prefill(
-                chunk, before, spot, archived=archived, number=number, reason=reason
-            )
-            if sample or self.policy.on_miss == "form":
+            seat = self._prefill(chunk, before, spot, archived=archived, number=number, reason=reason)
+            if self.policy.on_miss == "form":
                 self._miss(seat)
         return seat if old is None or old.clean is None else self.switch(seat, False)
 
@@ -139,7 +194,9 @@ class Placer:
         if self.policy.minimum != "exact":
             offer = self._offers.best(chunk, before, base)
             if offer is not None:
-                return canonical_source(self.limits, chunk.chunk_id, base=base).with_patch(offer)
+                return canonical_source(self.limits, chunk.chunk_id, base=base).with_patch(
+                    offer, _behind(offer, before)
+                )
         # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             return replace(canonical_source(self.limits, chunk.chunk_id), guarantee="blind")
@@ -159,11 +216,7 @@ class Placer:
         antecedents = before.chunk_ids
         if rows.has_refused(chunk.chunk_id, antecedents, "exact", anchor):
             return "refused"
-        row = rows.patch(chunk.chunk_id, antecedents, "exact", anchor)
-        if row is None:
-            return "no patch"
-        is_proved = row.proof is not None and policy.keeps_patch(row.proof)
-        return "budget" if is_proved or policy.tolerance is None else "unproved"
+        return "no patch" if rows.patch(chunk.chunk_id, antecedents, "exact", anchor) is None else "budget"
 
     def _prefill(
         self,
@@ -185,10 +238,9 @@ class Placer:
         if self.policy.minimum == "exact" and guarantee != "exact":
             raise PolicyRefused(
                 f"the window serves exact KV only, but holds {state} KV before this place: switch "
-                "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum; "
-                "kamera certify)"
+                "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum)"
             )
-        source = leading or Source(spot, before.lineage, guarantee, canonical=False)
+        source = leading or Source(spot, before.lineage, guarantee, canonical=False, behind=before.tokens)
         number = number or new_number()
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
         text_heads = self.heads.get(chunk.chunk_id)
@@ -197,69 +249,6 @@ class Placer:
         heads = () if head is None else (head,)
         self.steps.append(Prefill(seat, before, new, heads, is_joined, reason))
         return seat
-
-    def _sample(
-        self,
-        chunk: Newcomer | Seat,
-        before: Seats,
-        spot: Spot,
-        archived: bool,
-        number: int,
-        reason: Reason,
-    ) -> Seat | None:
-        """Plan a forward of a few of a chunk's tokens: None if the policy or its own estimate refuses.
-
-        They are completed from the KV that it has in the window, which knows the most of its antecedents,
-        else from its stored canonical.
-        """
-        samples, formed = self.limits.samples, footing(before)
-        glue = chunk.chunk_id in self.limits.glue
-        if glue and chunk.length < SHORTEST_KEPT:
-            return None
-        if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
-            return None
-        if isinstance(chunk, Seat):
-            base, size = chunk.source, samples.of_seat(chunk)
-        elif self.rows.has_canonical(chunk.chunk_id):
-            base, size = canonical_source(self.limits, chunk.chunk_id), samples.of_canonical(chunk.chunk_id)
-        else:
-            return None
-        if size is None:
-            if not glue:
-                self._notes.append(
-                    f"sample refused: the tokens of chunk {chunk.chunk_id[:12]} leave more open than "
-                    f"max_error={self.policy.max_error:g}, or cannot run apart; it was prefilled"
-                )
-            return None
-        if base.home.offset(spot) is None:
-            return None
-        own = isinstance(chunk, Seat)
-        if own and not (base.canonical and not base.patch):
-            size = replace(size, base=base.lineage)
-        source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
-        seat = Seat(chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number)
-        self.steps.append(Sample(seat, before, size, base, own, self._joins_sample(), reason))
-        return seat
-
-    def _needs_missing_canonical(self, chunk: Newcomer | Seat, source: Source) -> bool:
-        """True if a chunk of the window would be served from a canonical that is not there yet."""
-        if not self.policy.samples or isinstance(chunk, Newcomer) or source is chunk.source or source.patch:
-            return False
-        return not (chunk.chunk_id in self._new_ids or self.rows.has_canonical(chunk.chunk_id))
-
-    def _joins_sample(self) -> bool:
-        """True if the next sample shares a forward with what runs before it; prefills in between do, too."""
-        start = len(self.steps)
-        for i in reversed(range(len(self.steps))):
-            step = self.steps[i]
-            if isinstance(step, Prefill) and not self.limits.joins:
-                break
-            if isinstance(step, Prefill | Sample) and step.tokens:
-                start = i
-        for i, step in enumerate(self.steps[start + 1 :], start + 1):
-            if isinstance(step, Prefill):
-                self.steps[i] = replace(step, joined=True)
-        return start < len(self.steps)
 
     def _take(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
         """A text on the KV of texts that left in its place, unless it is stored."""
@@ -293,9 +282,9 @@ class Placer:
         return self.archive(seat) if self.policy.forms == "always" else seat
 
     def _miss(self, seat: Seat) -> None:
-        """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
-        forms_now, key = self.policy.forms == "always", (seat.chunk_id, seat.source.antecedents)
-        if forms_now or (self.policy.minimum != "exact" and key in self.rows.prefilled):
+        """A stored chunk was prefilled for want of a patch: form it, now or in the background."""
+        forms_now = self.policy.forms == "always"
+        if forms_now or self.policy.minimum != "exact":
             self._harvest(seat, later=not forms_now)
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
@@ -303,8 +292,6 @@ class Placer:
         if seat.source.canonical or seat.chunk_id in self.limits.glue or not self.patches:
             return  # nothing was prefilled, or nothing is kept of it
         antecedents, formed = seat.source.antecedents, seat.formed
-        if seat.source.sample is not None:
-            return self._harvest_sample(seat, later)
         base_row = self.base(seat.chunk_id)
         base = "" if base_row is None else base_row.context.anchor
         offers = self._offers
@@ -318,19 +305,6 @@ class Placer:
             # a patch is formed against the canonical, which is made if missing
             self.steps.append(Harvest(seat.number, base, 0 if base else self._compute(seat)))
             self._formed[seat.chunk_id, antecedents, base] = formed
-
-    def _harvest_sample(self, seat: Seat, later: bool) -> None:
-        """Store the patch of a chunk sampled from its canonical, unless one is stored.
-
-        One that was completed from KV that others conditioned may hold traces of what has left the window, so
-        it stays in this window.
-        """
-        if seat.source.sample is None or seat.source.sample.base:
-            return
-        row = self.rows.patch(seat.chunk_id, seat.source.antecedents, "sampled")
-        if row is None and seat.source.antecedents and self.rows.has_canonical(seat.chunk_id):
-            step = Harvest(seat.number, later=later)
-            (self.late_steps if later else self.steps).append(step)
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
         """The canonical behind another anchor to which patches of this window are added.
@@ -357,9 +331,15 @@ class Placer:
         run_seats = [seat for seat, count in zip(seats, tokens, strict=True) if count]
         form = self.limits.places.form
         groups = by_form((form(s.chunk_id), s.length, s) for s in run_seats) if run_seats[1:] else run_seats
-        return Cost(len(groups), sum(tokens))
+        followed = [seat.length for seat in self._followed]
+        return Cost(len(groups) + len(followed), sum(tokens) + sum(followed))
 
     def _stored_head_tokens(self, chunk: Newcomer | Seat, canonical_ids: Collection[str]) -> int:
         """First tokens of a canonical that are taken over from another one, stored or made before it."""
         heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
         return next((n for other, n in heads if other in canonical_ids or self.rows.has_canonical(other)), 0)
+
+
+def _behind(offer: Offer, before: Seats) -> int:
+    """The tokens of an offer's antecedents; 0 if they are others than those before it."""
+    return before.tokens if sorted(chunks_of(offer.antecedents)) == sorted(before.chunk_ids) else 0

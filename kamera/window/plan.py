@@ -20,12 +20,11 @@ from kamera.window.requests import (
     Recall,
     Reorder,
     Request,
-    Restore,
     Slide,
     Without,
 )
 from kamera.window.seating import check_room, check_stands, choose_frame, count_leaving, tail
-from kamera.window.seats import SHORTEST_KEPT, Seat, Seats, Spot, staying_behind, survivor_of
+from kamera.window.seats import Seat, Seats, Spot
 from kamera.window.steps import Plan, Prefill, View, cost_of
 
 
@@ -65,8 +64,6 @@ def plan(request: Request, view: View) -> Plan:
         case Without(index):
             others = [s for i, s in enumerate(seats.seats) if i != index]
             return planner.finish("without", planner.arrange(seats, others, index))
-        case Restore():
-            return _restore(planner, seats)
         case _:
             raise ValueError(f"{type(request).__name__} is not planned by itself: name its contents first")
 
@@ -108,10 +105,10 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
 
 def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
     """Leave to later work the canonicals of recurring chunks that are prefilled, if none is made anyway."""
-    if planner.policy.on_miss not in ("form", "sample") or planner.policy.forms == "always":
+    if planner.policy.on_miss != "form" or planner.policy.forms == "always":
         return
     for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
-        short = seat.chunk_id in planner.limits.glue and seat.length < SHORTEST_KEPT
+        short = seat.chunk_id in planner.limits.glue
         is_settled = seat.chunk_id in planner.late_seats or short or seat.source.canonical
         if seat.chunk_id not in recurring or is_settled or planner.base(seat.chunk_id) is not None:
             continue
@@ -126,19 +123,6 @@ def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:
         seat = planner.switch(seat if on else planner.archive(seat), on)
     row = (*seats.seats[:index], seat, *seats.seats[index + 1 :])
     return planner.finish("condition", replace(seats, seats=row), seat.number)
-
-
-def _restore(planner: Planner, seats: Seats) -> Plan:
-    """The same chunks, placed anew from the first that the policy does not keep."""
-    policy = planner.policy
-
-    def stays(seat: Seat) -> bool:
-        is_proved = not seat.source.patch or policy.keeps_patch(seat.source.proof)
-        return policy.keeps(seat.guarantee) and is_proved
-
-    first = next((i for i, seat in enumerate(seats.seats) if not stays(seat)), None)
-    after = seats if first is None else planner.arrange(seats, seats.seats, first)
-    return planner.finish("load", after)
 
 
 @dataclass
@@ -187,7 +171,13 @@ class Planner(Placer):
             seat = self._prefill(chunk, state, spot, new=True, reason="new")
             if archive == "now" or (archive is None and self.policy.forms == "always"):
                 seat = self.archive(seat)
-        return state.with_seat(seat), seat.number
+            elif archive is None and self.policy.on_leave == "keep" and self.policy.minimum != "exact":
+                self.leave_canonical_for_later(seat)  # when it leads it is served from that
+                seat = replace(seat, archived=True)
+        state = state.with_seat(seat)
+        if self.rows.has_departed:
+            self.follow(state, len(state.seats) - 1)
+        return state, seat.number
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -211,7 +201,12 @@ class Planner(Placer):
         frame, seats = choose_frame(
             self.limits, state, others, self.limits.places.compact([c.chunk_id for c in others])
         )
-        return Seats((*seats[:first], *map(survivor_of, seats[first:])), frame)
+        after = Seats(tuple(seats[:first]), frame)
+        for seat in seats[first:]:
+            after = after.with_seat(self.stay(seat, after))
+        for i in range(first, len(after.seats)):
+            self.follow(after, i)
+        return after
 
     # -- rearranging ---------------------------------------------------------------------------
 
@@ -238,7 +233,7 @@ class Planner(Placer):
             new = state  # what it knows of its seats is known
         for i, item in enumerate(wanted[same:], same):
             self.policy = own if own is not None and isinstance(item, Seat) else policy
-            stays = staying_behind(self._spend(new_seats[i]), new) if i in new_seats else None
+            stays = self.stay(self._spend(new_seats[i]), new) if i in new_seats else None
             new = new.with_seat(stays or self.place_anew(item, new, spots[i].shift(frame)))
         self.policy = policy
         return new

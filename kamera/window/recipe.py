@@ -96,7 +96,7 @@ def _rows_of(seat: Seat, rows: Catalogue, info: RecipeFacts) -> tuple[RowKey | N
     row = rows.patch(chunk_id, patch.antecedents, patch.kind, patch.base)
     if row is None or row.formed != patch.formed or patch.created not in (None, row.created):
         return None, None, "its patch has left the store, or is another by now: recall it"
-    stamp = patch.formed, row.created, info.rank if patch.proof is None else None
+    stamp = patch.formed, row.created, info.rank
     return kv, RowKey.of(own, patch.kind, chunk_id, patch.antecedents, patch.base, *stamp), ""
 
 
@@ -116,7 +116,7 @@ def store_state(former: Former, state: WindowState) -> WindowState:
 
 
 def _conditioned_record(former: Former, seat: Seat, resident: Resident) -> CanonicalRecord:
-    sample = seat.shown.sample
     record = canonical_of(former, resident.facts, resident.shown)
-    own_info = {"formed": seat.formed, **({} if sample is None else sample.to_info())}
-    return conditioned_record(replace(record, info={**record.info, **own_info}), seat.shown.antecedents)
+    return conditioned_record(
+        replace(record, info={**record.info, "formed": seat.formed}), seat.shown.antecedents
+    )

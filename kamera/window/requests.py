@@ -98,8 +98,7 @@ class Arrange:
     is formed of them. A policy that forms "always" does so all the same, but for patches if it serves none.
 
     ``recurring`` are ids of chunks that come again behind others than before, of which copies can be served:
-    the canonical of one that is prefilled here is made as later work, if the policy forms on a miss; also
-    that of glue of at least `SHORTEST_KEPT` tokens.
+    the canonical of one that is prefilled here is made in the background, if the policy forms on a miss.
     """
 
     order: Sequence[Slot | Content | Chunk] | tuple[int | Newcomer, ...]
@@ -125,12 +124,7 @@ class Without:
     index: int
 
 
-@dataclass(frozen=True)
-class Restore:
-    """The chunks as a policy admits them: those that it does not keep are placed anew."""
-
-
 Edit = Append | Recall | Slide | Evict | Reorder | Arrange | Condition
 """What users ask for."""
 
-Request = Edit | Without | Restore
+Request = Edit | Without

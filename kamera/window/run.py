@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Continuation, Sampling, Span
+from kamera.engines import Continuation, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens
 from kamera.patches import (
@@ -22,6 +22,7 @@ from kamera.patches import (
     Owed,
     Worth,
     archive_later,
+    follow_later,
     keep_patch,
     later_of,
     patch_dropped,
@@ -32,11 +33,10 @@ from kamera.window.asking import Inquiry, sequence_behind, state_with_answer, ta
 from kamera.window.heads import kv_of_heads
 from kamera.window.naming import NamedRequest
 from kamera.window.report import Tally
-from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Seats
 from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, span_of
-from kamera.window.steps import Archive, Clean, Harvest, Place, Plan, Prefill, Sample, runs_of
+from kamera.window.state import Resident, WindowState
+from kamera.window.steps import Archive, Clean, Follow, Harvest, Place, Plan, Prefill, runs_of
 
 
 class Done(NamedTuple):
@@ -108,21 +108,17 @@ class _PlanRun:
 
     def run_steps(self) -> Done:
         last = None if self.inquiry is None else tail_prefill(self.plan)
-        late_steps: list[Archive | Harvest] = []
+        late_steps: list[Archive | Harvest | Follow] = []
         self.tally.tokens_held = 0  # a run that met a wrong row before this one counts no more
         for group in runs_of(self.plan.steps):
-            step, run_steps = group[0], [step for step in group if isinstance(step, Prefill | Sample)]
+            step, run_steps = group[0], [step for step in group if isinstance(step, Prefill)]
             for member in group:
                 if isinstance(member, Place):
                     self._place(member)
-            if any(isinstance(each, Sample) for each in run_steps):
-                self._sample(run_steps)
-                continue
             match step:
                 case Prefill():
-                    run = [each for each in run_steps if isinstance(each, Prefill)]
-                    self._prefill(run, self.inquiry if step is last else None)
-                case Archive(later=True) | Harvest(later=True):
+                    self._prefill(run_steps, self.inquiry if step is last else None)
+                case Archive(later=True) | Harvest(later=True) | Follow():
                     late_steps.append(step)
                 case Archive(number):
                     self.archive(number)
@@ -135,6 +131,7 @@ class _PlanRun:
         if late_steps:
             self.queue_later_steps(late_steps)
         self.tally.notes.extend(self.plan.notes)
+        self.former.catalogue.has_departed |= bool(self.plan.left)
         if self.inquiry is None:
             return Done(self.plan, self.state_of(self.plan.after))
         if self.answer is None:
@@ -143,56 +140,21 @@ class _PlanRun:
         state, tokens = self.state_of(self.plan.after), self.answer.tokens
         return Done(self.plan, state_with_answer(self.stage, state, self.inquiry.ids, self.answer), tokens)
 
-    def _sample(self, group: Sequence[Prefill | Sample]) -> None:
-        """Run some tokens of chunks, and all of others, in one forward."""
-        last, steps = group[-1], {step.seat.number: step for step in group}
-        spans = [Span(self.former.anchor.kv, None, last.before.frame)]
-        parts: list[Sampling] = []
-        heads: dict[int, KV | None] = {}
-        for seat in (*last.before.seats, last.seat):
-            step, facts = steps.get(seat.number), self.facts[seat.chunk_id]
-            if step is None:
-                spans.append(span_of(seat, self.tensors[seat.number]))
-                continue
-            positions = self.stage.spots.positions(facts, seat.spot)
-            if isinstance(step, Prefill):
-                heads[seat.number], encoded, positions = self._begin(step, facts, positions, spans)
-                if encoded.num_tokens:
-                    parts.append(Sampling(encoded, positions, len(spans)))
-            else:
-                base = self.tensors[seat.number].copy if step.own else self.former.canonical(facts)
-                design = design_of(self.former, facts.chunk_id, base, step.base.canonical)
-                completion = design.completion(step.size.tokens, positions)
-                parts.append(Sampling(facts.encoded, positions, len(spans), completion))
-                spans.append(Span(base.kv, base.patch, step.base.home.distance(seat.spot)))
-        live, engine = self.stage.live, self.former.backbone
-        self.tally.add(live.show(spans))
-        kvs = iter(engine.sample(parts, live))
-        for step in group:
-            seat, facts = step.seat, self.facts[step.seat.chunk_id]
-            head = heads.get(seat.number)
-            rest = NO_KV if head is not None and kv_tokens(head) == seat.length else next(kvs)
-            positions = self.stage.spots.positions(facts, seat.spot)
-            self._ran_at(step, facts, Copy(live.hold(_join(head, rest)), positions))
-
-    def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
+    def _ran_at(self, step: Prefill, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
         self.put(seat, facts, copy)
         self.former.catalogue.note_miss(facts.chunk_id)
         self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
         self.fronts[seat.number] = step.before
-        new = isinstance(step, Prefill) and step.new
-        self.former.store.metrics.count_served(seat.guarantee, computed=True, new=new)
+        self.former.store.metrics.count_served(seat.guarantee, computed=True, new=step.new)
 
     def _place(self, step: Place) -> None:
         seat = step.seat
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         offer = source.patch
         if offer is not None:
-            patch = self.former.patch(
-                facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
-            )
+            patch = self.former.patch(facts, offer.antecedents, offer.kind, offer.formed, offer.base)
             if patch is None:
                 raise RowLied
             self.tally.notes += [offer.note] if offer.note else []
@@ -270,15 +232,17 @@ class _PlanRun:
         """Form and store the patch of a chunk's prefill. Raises RowLied if that is not possible."""
         if number in self.unarchived:
             return
-        resident, sample = self.tensors[number], self.rows[number].source.sample
-        if not keep_patch(self.former, resident.facts, resident.copy, self._before_of(number), base, sample):
+        resident = self.tensors[number]
+        if not keep_patch(self.former, resident.facts, resident.copy, self._before_of(number), base):
             raise RowLied
 
-    def queue_later_steps(self, steps: Sequence[Archive | Harvest]) -> None:
+    def queue_later_steps(self, steps: Sequence[Archive | Harvest | Follow]) -> None:
         """Leave steps to later work: first all canonicals that they need, together."""
         archives, bases, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
         for step in steps:
             facts = self.tensors[step.number].facts
+            if isinstance(step, Follow):
+                continue
             if isinstance(step, Archive):
                 archives.append((facts, self._canonical(step.number)))
                 continue
@@ -288,14 +252,19 @@ class _PlanRun:
         archive_later(self.former, archives, bases)
         for step in harvests:
             self._harvest_later(step.number, step.base)
+        for step in steps:
+            if isinstance(step, Follow):
+                follow_later(
+                    self.former, self.tensors[step.number].facts, self.tensors[step.predecessor].facts
+                )
 
     def _harvest_later(self, number: int, base: str) -> None:
         former, facts, copy = self.former, self.tensors[number].facts, self.tensors[number].copy
-        before, sample = self._before_of(number), self.rows[number].source.sample
+        before = self._before_of(number)
 
         def harvest() -> list[Owed]:
             with former.operation():
-                return patch_to_put(former, facts, copy, before, base, sample)
+                return patch_to_put(former, facts, copy, before, base)
 
         holds = [*kv_tensors(copy.kv), *before.tensors]
         later_of(former.backbone).add(

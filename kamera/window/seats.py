@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import add, sub
 
-from kamera.ops import SampleSize, digest
+from kamera.ops import digest
 from kamera.patches import Facts
 from kamera.store import chunks_of, survivor_id
-from kamera.trust import Guarantee, Proof, weakest
+from kamera.trust import Guarantee, weakest
 
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""
 
-_DERIVED = ("chunk_ids", "lineage", "worths")
+_DERIVED = ("chunk_ids", "lengths", "lineage", "worths")
 _numbers = itertools.count(1)
 
 
@@ -65,8 +65,8 @@ class Spot:
 class Offer:
     """A patch that conditions a canonical: its guarantee, the antecedents it is stored under, its formation.
 
-    ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
-    the patch is served for it. ``created`` as in its row; None for one that the plan forms.
+    ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``error`` and
+    ``created`` as in its row; None for one that the plan forms.
     """
 
     guarantee: Guarantee
@@ -75,16 +75,15 @@ class Offer:
     formed: str | None
     note: str = ""
     base: str = ""
-    proof: Proof | None = None
-    sample: SampleSize | None = None
+    error: float | None = None
     created: float | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """KV that the model computed at ``home``, and its antecedents; see `Copy`.
+    """KV that the model computed at ``home``, and its antecedents, of ``behind`` tokens together; see `Copy`.
 
-    ``patch``: it conditions the KV. ``sample``: the tokens that were run, of KV whose guarantee is "sampled".
+    ``patch``: it conditions the KV.
     """
 
     home: Spot
@@ -93,17 +92,23 @@ class Source:
     canonical: bool
     lossy: bool = False
     patch: Offer | None = None
-    sample: SampleSize | None = None
+    behind: int = 0
 
-    @property
-    def proof(self) -> Proof | None:
-        """What its patch is served for, if it is proved."""
-        return None if self.patch is None else self.patch.proof
+    def with_patch(self, patch: Offer, behind: int = 0) -> Source:
+        """The same KV, conditioned on antecedents of ``behind`` tokens (0: not known)."""
+        changed = replace(self, guarantee=patch.guarantee, antecedents=patch.antecedents, patch=patch)
+        return replace(changed, behind=behind)
 
-    def with_patch(self, patch: Offer) -> Source:
-        """The same KV, conditioned."""
-        antecedents, sample = patch.antecedents, patch.sample
-        return replace(self, guarantee=patch.guarantee, antecedents=antecedents, patch=patch, sample=sample)
+    def departed(self, before: Mapping[str, int]) -> float:
+        """Share of its antecedents' tokens that are not ``before`` it (lengths by chunk id)."""
+        there = sum([before.get(chunk_id, 0) for chunk_id in set(self.antecedent_ids)])
+        return max(0.0, 1.0 - there / self.behind) if self.behind else 0.0
+
+    def known(self, before: Mapping[str, int]) -> float:
+        """Share of the tokens ``before`` it that it was conditioned on; 1.0 if there are none."""
+        antecedents, total = set(self.antecedent_ids), sum(before.values())
+        there = sum([length for chunk_id, length in before.items() if chunk_id in antecedents])
+        return there / total if total else 1.0
 
     @cached_property
     def antecedent_ids(self) -> tuple[str, ...]:
@@ -200,6 +205,8 @@ class Seats:
         seats, cache = Seats((*self.seats, seat), self.frame), self.__dict__
         if "chunk_ids" in cache:
             seats.__dict__["chunk_ids"] = (*self.chunk_ids, seat.chunk_id)
+        if "lengths" in cache:
+            seats.__dict__["lengths"] = {**self.lengths, seat.chunk_id: seat.length}
         if "worths" in cache:
             seats.__dict__["worths"] = (*self.worths, seat.worth(not self.seats, self.frame))
         if "lineage" in cache:
@@ -210,6 +217,16 @@ class Seats:
     def chunk_ids(self) -> tuple[str, ...]:
         """Ids of the chunks in order."""
         return tuple([seat.chunk_id for seat in self.seats])
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """The tokens of each chunk, by its id."""
+        return {seat.chunk_id: seat.length for seat in self.seats}
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all chunks."""
+        return sum([seat.length for seat in self.seats])
 
     @cached_property
     def lineage(self) -> tuple[str, ...]:
@@ -232,26 +249,20 @@ class Seats:
 def _name(seat: Seat, before: tuple[str, ...]) -> str:
     """The name of a chunk behind those named ``before``; see `Seats.lineage`."""
     source = seat.shown
-    if source.sample is not None and source.sample.base:  # traces of other antecedents may be left in it
-        return survivor_id(seat.chunk_id, digest("kamera.sample.v1", source.lineage, source.sample.base)[:32])
     return seat.chunk_id if source.antecedents == before else survivor_id(seat.chunk_id, source.lineage)
 
 
 GLUE = 64
 """Tokens below which a conversation's text is not kept by itself: the tags of a template, a question.
 
-It runs in the forward of its neighbours, which it makes no longer. Its canonical, a patch and their proofs
-would each take forwards of their own, and files and look-ups that cost more than they ever save.
+It runs in the forward of its neighbours, which it makes no longer. Its canonical and a patch would
+each take a forward of their own, and files and look-ups that cost more than they ever save.
 """
-
-SHORTEST_KEPT = 16
-"""Fewest tokens of glue that is sampled, and kept for that where it comes again behind others."""
 
 _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "exact": "survivor",
     "patched": "survivor",
     "survivor": "survivor",
-    "sampled": "survivor",
     "orbit": "near",
     "near": "near",
     "blind": "blind",
@@ -269,14 +280,14 @@ def survivor_of(seat: Seat) -> Seat:
 
 
 def staying_behind(seat: Seat, before: Seats) -> Seat:
-    """A chunk that stays while its antecedents change: a survivor, or less if new ones precede it."""
-    if seat.source.antecedents == before.lineage:
-        return seat
-    survivor = survivor_of(seat)
-    known_ids = set(seat.source.antecedent_ids)
-    if all(chunk_id in known_ids for chunk_id in before.chunk_ids):
-        return survivor
-    return survivor.relabel(weakest((survivor.guarantee, "near")))
+    """A chunk that stays as it is while its antecedents change.
+
+    One with the patch of its predecessor is patched once just that stands before it.
+    """
+    if seat.source.antecedents != before.lineage:
+        return survivor_of(seat)
+    is_near = seat.guarantee == "near" and seat.source.patch is not None and bool(before.seats)
+    return seat.relabel("patched") if is_near else seat
 
 
 def footing(before: Seats) -> Guarantee:

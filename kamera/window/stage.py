@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import torch
-
-from kamera.engines import LiveKV, Span
-from kamera.patches import Before, Facts, Former, Worth, form_of, later_of, prove_again
+from kamera.engines import Engine, LiveKV, Span
+from kamera.patches import Anchor, Before, Facts, Former, Losses, form_of, later_of
+from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window.naming import NamedRequest
 from kamera.window.plan import plan as planned
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
-from kamera.window.sampling import Sampler
 from kamera.window.seats import Seat, Spot, is_glue
 from kamera.window.spots import Spots
 from kamera.window.state import WindowState
@@ -41,30 +38,7 @@ class Stage:
 
     def before(self, state: WindowState, seat: Seat) -> Before:
         """What the chunk of a seat, which comes next, was prefilled behind."""
-        names, spans, frame = seat.source.antecedents, tuple(self.spans(state)), state.seats.frame
-        return Before(names, seat.formed, spans, state.facts, seat.source.home.distance(seat.spot), frame)
-
-    def add_proof_question(self, ids: torch.Tensor, state: WindowState) -> None:
-        """Ask patches formed from now on this question, too; prove again those asked nothing like it.
-
-        No question waits for that, and a question that comes while it runs begins no other.
-        """
-        former, seats = self.former, state.seats
-        prover = former.prover
-        if prover is None:
-            return
-        prover.remember(ids)
-        indices = []
-        for i, seat in enumerate(seats.seats):
-            proof, antecedents = seat.source.proof, seat.source.antecedents
-            if proof is None or antecedents != seats.chunk_ids[:i]:
-                continue
-            if prover.doubts(ids, seat.chunk_id, antecedents, proof):
-                indices.append(i)
-        queue, name = later_of(former.backbone), ("proved again", former.context)
-        if indices and not queue.busy(name):
-            again = partial(prove_again, former, state.facts, indices)
-            queue.add(again, Worth.AUDIT, name=name)
+        return Before(seat.source.antecedents, seat.formed, tuple(self.spans(state)))
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``. Raises the refusals of the operation."""
@@ -93,16 +67,32 @@ class Stage:
             joins=former.backbone.facts.joins,
             glue=glue,
             pending=frozenset(name for context, name in tuple(former.waiting) if context == former.context),
-            samples=Sampler(former, state, policy, facts, glue) if policy.samples else None,
         )
+
+
+def stage_of(
+    backbone: Engine,
+    store: ChunkStore,
+    anchor: Anchor,
+    policy: ReusePolicy,
+    losses: Losses,
+    max_tokens: int | None,
+) -> Stage:
+    """The parts that act for a window under ``policy``."""
+    former = Former(backbone, store, anchor, policy.budget, later_of(backbone), losses, policy.max_error)
+    return Stage(former, backbone.live(holds=True), Spots(backbone, anchor), max_tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """A window ``before`` it and after its ``count`` oldest chunks have left, on a live cache of its own."""
+    """A window ``before`` it and after its ``count`` oldest chunks have left, on a live cache of its own.
+
+    ``plan`` is that of the departure, whose steps have run.
+    """
 
     before: WindowState
     count: int
+    plan: Plan
     state: WindowState
     stage: Stage
 

@@ -15,7 +15,7 @@ from kamera.engines import Span
 from kamera.errors import InvalidPermutation, UnknownSlot, quote
 from kamera.ops import KV
 from kamera.patches import Copy, Facts
-from kamera.trust import Guarantee, Proof
+from kamera.trust import Guarantee
 from kamera.window.seats import Seat, Seats
 
 
@@ -23,14 +23,14 @@ from kamera.window.seats import Seat, Seats
 class Slot:
     """A chunk's place in a window, and the guarantee of its KV there.
 
-    ``start`` is the first token's index in the window's sequence (anchor included), ``position`` its
-    rotary position on the first axis, ``antecedents`` the chunks its KV is conditioned on (for a
-    survivor those of its prefill, departed ones included), ``rank`` that of its patch (None: prefilled,
-    nothing truncated; 0: no conditioning), ``bytes`` those of its live KV, ``proof`` that of a patch which is
-    served for it (`ReusePolicy.tolerance`). Of a sampled chunk ``share`` is the share of its tokens that were
-    run behind its antecedents, ``error`` what the completion of the others is estimated to miss
-    (`ReusePolicy.share`).
-    ``number`` names the slot for the life of the window and its forks.
+    ``start`` is the first token's index in the window's sequence (anchor included), ``position`` its rotary
+    position on the first axis, ``antecedents`` the chunks its KV is conditioned on (for a survivor those of
+    its prefill, departed ones included), ``rank`` that of its patch (None: prefilled, nothing truncated; 0:
+    no conditioning), ``bytes`` those of its live KV. ``error`` is that of its patch: the share of the
+    deficit's energy that it leaves out, in the worst layer and channel (of an orbit patch, over its
+    orderings); None without a patch, or if it is not said. ``departed`` is the share of its antecedents'
+    tokens that have left the window since, ``known`` the share of the tokens before it (the system prompt
+    aside) that it was conditioned on. ``number`` names the slot for the life of the window and its forks.
     """
 
     chunk_id: str
@@ -44,9 +44,9 @@ class Slot:
     position: int
     conditioned: bool
     label: str
-    proof: Proof | None = None
-    share: float | None = None
     error: float | None = None
+    departed: float = 0.0
+    known: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,9 +139,9 @@ class WindowState:
 
     def slots(self, anchor_length: int, bytes_per_token: int) -> tuple[Slot, ...]:
         """The public view, in order."""
-        start, out, worths = anchor_length, [], self.seats.worths
+        start, out, worths, before = anchor_length, [], self.seats.worths, dict[str, int]()
         for i, seat in enumerate(self.seats.seats):
-            source, sample, patch = seat.shown, seat.shown.sample, self.residents[i].shown.patch
+            source, patch = seat.shown, self.residents[i].shown.patch
             out.append(
                 Slot(
                     chunk_id=seat.chunk_id,
@@ -155,12 +155,13 @@ class WindowState:
                     position=seat.spot.low[0] - self.seats.frame[0],
                     conditioned=seat.clean is None,
                     label=self.facts[i].label,
-                    proof=source.proof,
-                    share=None if sample is None else sample.tokens / seat.length,
-                    error=None if sample is None else sample.error,
+                    error=None if source.patch is None else source.patch.error,
+                    departed=source.departed(before),
+                    known=source.known(before),
                 )
             )
             start += seat.length
+            before[seat.chunk_id] = seat.length
         return tuple(out)
 
     def index(self, slot: Slot | int) -> int:

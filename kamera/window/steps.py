@@ -15,21 +15,17 @@ from cattrs.strategies import configure_tagged_union
 
 from kamera.engines import PositionLimits
 from kamera.errors import quote
-from kamera.ops import SampleSize
 from kamera.patches import Catalogue
 from kamera.trust import ReusePolicy
 from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Request
-from kamera.window.sampling import Sampler
-from kamera.window.seats import Offset, Seat, Seats, Source, Spot
+from kamera.window.seats import Offset, Seat, Seats, Spot
 
-Reason = Literal[
-    "", "new", "edited", "policy", "glue", "no canonical", "no patch", "refused", "unproved", "budget"
-]
+Reason = Literal["", "new", "edited", "policy", "glue", "no canonical", "no patch", "refused", "budget"]
 """Why a chunk runs although stored KV could serve.
 
 It was never seen. It begins as another text, and its end is new. The policy serves no stored patch. It is a
 text too short to keep. No canonical is stored, or no patch behind these antecedents. The patch was refused,
-has not proved itself, or is smaller than the policy asks. "" for none of these: its KV was not to be had.
+or is smaller, or leaves out more, than the policy asks. "" for none of these: its KV was not to be had.
 """
 
 
@@ -46,8 +42,8 @@ class Limits:
 
     ``anchor`` is the number of its tokens, ``reach`` as `Engine.limits`. ``lossy``: canonicals are stored in
     codes. ``joins`` as in `ModelFacts`. ``glue`` are the ids of texts that are glue (`is_glue`), in a request
-    whose chunks are parts of a conversation. ``samples`` is given under a policy that samples. Later work
-    that waits already makes the canonicals of ``pending``.
+    whose chunks are parts of a conversation. Background work that waits already makes the canonicals of
+    ``pending``.
     """
 
     anchor: int
@@ -58,7 +54,6 @@ class Limits:
     joins: bool = False
     glue: frozenset[str] = frozenset()
     pending: frozenset[str] = frozenset()
-    samples: Sampler | None = None
 
 
 @dataclass(frozen=True)
@@ -121,29 +116,6 @@ class Prefill:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """``size`` of a chunk's tokens run behind ``before``; the others are completed from ``base``.
-
-    ``base`` is the KV that it has in the window if it is its ``own``, else its canonical. ``joined``: in one
-    forward with the prefills and samples before it, back to the first of them that is not joined. ``reason``
-    as for `Prefill`.
-    """
-
-    seat: Seat
-    before: Seats
-    size: SampleSize
-    base: Source
-    own: bool
-    joined: bool = False
-    reason: Reason = ""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that run."""
-        return self.size.tokens
-
-
-@dataclass(frozen=True)
 class Archive:
     """A chunk's canonical is stored before it leaves or moves; ``tokens`` as for `Place`.
 
@@ -170,6 +142,18 @@ class Harvest:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """In the background a chunk runs behind its predecessor alone, and leaves the patch for that.
+
+    It is what serves where most of its other antecedents have left (`ReusePolicy.max_departed`).
+    """
+
+    number: int
+    predecessor: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Clean:
     """A chunk shows its canonical; ``tokens`` as for `Place`."""
 
@@ -177,14 +161,14 @@ class Clean:
     tokens: int = 0
 
 
-Step = Place | Prefill | Sample | Archive | Harvest | Clean
+Step = Place | Prefill | Archive | Harvest | Follow | Clean
 
 
 def runs_of(steps: Iterable[Step]) -> list[list[Step]]:
     """The steps in groups: those joined to a forward stand with it, and so do chunks placed between them."""
     groups, at = list[list[Step]](), 0
     for step in steps:
-        if not isinstance(step, Prefill | Sample):
+        if not isinstance(step, Prefill):
             groups.append([step])
         elif not step.joined:
             at = len(groups)
@@ -209,7 +193,7 @@ class Cost:
 def cost_of(steps: Iterable[Step], encodes: int = 0) -> Cost:
     """What the steps of an operation run before later work, with its vision encodes."""
     run_steps = [step for step in steps if step.tokens]
-    joined_count = sum(isinstance(step, Prefill | Sample) and step.joined for step in run_steps)
+    joined_count = sum(isinstance(step, Prefill) and step.joined for step in run_steps)
     return Cost(len(run_steps) - joined_count, sum(step.tokens for step in run_steps), encodes)
 
 
@@ -221,7 +205,7 @@ class Plan:
     is what was asked, with names alone, under ``policy``. A chunk of ``after`` without a step stays on the KV
     that it has, perhaps at another place or with another guarantee.
 
-    ``later`` is the cost of what it leaves for later work; proofs of patches are not in it.
+    ``later`` is the cost of what it leaves for background work.
 
     ``arrived`` is the number of the seat it concerns, ``left`` those of the seats that leave. ``heads`` are,
     by number, how many first tokens of prefilled chunks have their KV at hand.

@@ -16,22 +16,21 @@ from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, HasEngine, engine_of
 from kamera.errors import WindowFull, quote
 from kamera.files import user_path
-from kamera.patches import Losses, later_of, prefill_anchor
+from kamera.patches import MOST_NEIGHBOURS, Losses, form_orders, later_of, prefill_anchor
 from kamera.store import ChunkStore, check_store
-from kamera.trust import ArchiveRule, Certificate, OnLeave, ReusePolicy, policy_of
+from kamera.trust import ArchiveRule, OnLeave, ReusePolicy, policy_of
 from kamera.window import requests
-from kamera.window.anticipating import fits
-from kamera.window.apart import stage_of
+from kamera.window.anticipating import anticipate_by_itself, fits, prepare_departure
 from kamera.window.asking import Asker, Inquiry, Question
 from kamera.window.audit import queue_audits, slots_to_audit
-from kamera.window.certified import choose_terms
 from kamera.window.contents import Contents, one_at_a_time
 from kamera.window.lookalikes import check_cosine, most_alike
 from kamera.window.naming import NamedRequest
 from kamera.window.persist import load_window, save_window
 from kamera.window.report import Report, SlotReport, Tally
 from kamera.window.requests import MIN_SCORE, Append, Lookalike, Recall, Request, Without
-from kamera.window.run import carry_out
+from kamera.window.run import Done, carry_out
+from kamera.window.stage import stage_of
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Plan
 
@@ -52,10 +51,6 @@ class KameraWindow(Contents):
     would not fit. ``on_leave`` says what becomes of the chunks that stay then
     (default: the policy's, `ReusePolicy.on_leave`).
 
-    ``certificate`` (an object, or its file) lets the backbone serve KV below exact; if none is given, the
-    constructor looks for one beside the store and in the user's directory, once. See `ReusePolicy.certified`.
-    Raises CertificateMismatch or InvalidCertificate for a given one that does not apply.
-
     ``trace`` is a file to which the event of each operation is written, without content (`Trace`); `kamera
     plan` makes a plan from it, `kamera view` a page.
 
@@ -74,13 +69,12 @@ class KameraWindow(Contents):
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
         on_leave: OnLeave | None = None,
-        certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         check_store(store)
         engine, losses = engine_of(backbone), Losses()
         self._begin(trace)
-        self._terms = choose_terms(engine, store, policy_of(policy, on_leave), certificate)
+        self._policy = policy_of(policy, on_leave)
         with self._account.count_now(engine):
             anchor = prefill_anchor(engine, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
@@ -88,7 +82,7 @@ class KameraWindow(Contents):
                     f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                     "tokens: raise it"
                 )
-            self._stage = stage_of(engine, store, anchor, self._terms.served, losses, max_tokens)
+            self._stage = stage_of(engine, store, anchor, self._policy, losses, max_tokens)
         self._state = WindowState.empty(engine.axes)
 
     # -- operations ----------------------------------------------------------------------------
@@ -176,6 +170,39 @@ class KameraWindow(Contents):
         return self._answer(requests.Arrange(order, on_leave, operation="replace"))[0]
 
     @one_at_a_time
+    def prepare_orders(self, slots: Sequence[Slot | int] | None = None) -> Report:
+        """Form and store patches by which every order of these neighbours runs 0 forwards; the window stays.
+
+        ``slots`` are two to four neighbours (None: all slots). Each gets a patch behind each set of the
+        others: an exact one behind one of them, an orbit patch (the mean over their orders) behind more. That
+        takes 15 forwards of one chunk each for three chunks and 52 for four, less what is stored already, and
+        as many of the chunks in front. A reorder is then "exact", "patched" and "orbit", if the policy admits
+        these. Chunks behind the neighbours are placed by the policy as ever. Raises ValueError for others.
+        """
+        chosen = range(len(self)) if slots is None else [self._state.index(slot) for slot in slots]
+        first, count = min(chosen, default=0), len(chosen)
+        if sorted(chosen) != [*range(first, first + count)] or not 2 <= count <= MOST_NEIGHBOURS:
+            raise ValueError(f"{count} slots: prepare_orders takes 2 to {MOST_NEIGHBOURS} neighbours")
+        facts = self._state.facts
+        with self._counting() as tally:
+            form_orders(self._former, facts[:first], facts[first : first + count])
+        report = tally.report("prepare_orders", None, self.slots)
+        self._emit(None, report, self.slots, {})
+        return report
+
+    def anticipate(self) -> None:
+        """Prepare the next departure in the background, as `append`, `recall` or `slide` will need it.
+
+        The chunks that stay are placed behind their next antecedents as that operation would place them: when
+        the next chunk does not fit into ``max_tokens``, or as the last `slide` had it. The operation then
+        runs its new chunk alone. Any other starts from the window as it stands. A window does this by itself
+        after an append or recall where departures run forwards (`ReusePolicy.exact`), as far as a prefix
+        cache would have run as much for the departures so far. Returns at once; nothing is prepared where
+        departures run none (`on_leave="keep"`).
+        """
+        prepare_departure(self)
+
+    @one_at_a_time
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
         """Do what a plan shows, one that `plan` made for the window as it is, or what a request asks for.
 
@@ -195,6 +222,7 @@ class KameraWindow(Contents):
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
         branch._account, branch._notes, branch._preparation = Account(), [], None
+        branch._earned = 0
         branch._name = ""
         live = self._backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
@@ -235,7 +263,6 @@ class KameraWindow(Contents):
             self._check_backbone()
             self._backbone.check_sampling(options)
             asker = self._asker()
-            self._stage.add_proof_question(asker.question_ids(question), self._state)
             rows = asker.answer_ids(question, **options)
             self._audit_one()
             if keep:
@@ -250,7 +277,6 @@ class KameraWindow(Contents):
         """Logits ``[vocabulary]`` of the first token of an answer; the window does not change."""
         self._check_backbone()
         asker = self._asker()
-        self._stage.add_proof_question(asker.question_ids(question), self._state)
         logits = asker.logits_of([question])[0]
         self._audit_one()
         return logits
@@ -262,20 +288,18 @@ class KameraWindow(Contents):
         First the cheap test (paper, appendix E): without the chunk, with later chunks on the best stored view
         that does not contain it, down to their canonicals. An unchanged answer decides for the price of a
         decode. A changed one decides only if no canonical was served blind; otherwise later chunks are
-        prefilled without it, outside the window, and the answers compared. A window that lacks the
-        certificate it needs skips the cheap test.
+        prefilled without it, outside the window, and the answers compared.
         """
         index = self._state.index(slot)
         self._check_backbone()
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         answer = self._asker().answer_ids(question, **options)
-        if "patched" not in self._terms.reasons:
-            cheap = self._without(index, self._terms.served.as_cheap())
-            if torch.equal(cheap.answer_ids(question, **options), answer):
-                return False
-            if "blind" not in cheap.state.seats.worths[index:]:
-                return True
-        sure = self._without(index, self._terms.served.as_forming())
+        cheap = self._without(index, self._policy.as_cheap())
+        if torch.equal(cheap.answer_ids(question, **options), answer):
+            return False
+        if "blind" not in cheap.state.seats.worths[index:]:
+            return True
+        sure = self._without(index, self._policy.as_forming())
         return not torch.equal(sure.answer_ids(question, **options), answer)
 
     # -- persistence ---------------------------------------------------------------------------
@@ -294,7 +318,7 @@ class KameraWindow(Contents):
         if self._former.queue is not None:  # without one its patches are formed at once
             for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
                 self._former.queue.flush_named((self._former.context, chunk_id))
-        return save_window(user_path(path), self._stage, self._state, self._terms.asked)
+        return save_window(user_path(path), self._stage, self._state, self._policy)
 
     @classmethod
     def load(
@@ -303,25 +327,23 @@ class KameraWindow(Contents):
         backbone: HasEngine,
         store: ChunkStore,
         *,
-        certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
         digest: str | None = None,
     ) -> KameraWindow:
         """Bring a saved window back, bit for bit: with ``digest`` the one of which `save` returned that.
 
-        If its policy needs a certificate and there is none any more, chunks below exact are prefilled again.
-        Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file or another window's,
-        and the constructor's errors for ``certificate``. ``trace`` as in the constructor.
+        Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file or another window's.
+        ``trace`` as in the constructor.
         """
         check_store(store)
         engine = engine_of(backbone)
         window = cls.__new__(cls)
         window._begin(trace)
         with window._account.count_now(engine):
-            parts = load_window(user_path(path), engine, store, certificate, digest)
-            window._terms, window._stage, window._state = parts
+            parts = load_window(user_path(path), engine, store, digest)
+            window._policy, window._stage, window._state = parts
             window._stage.show(window._state, Tally())
-            queue_audits(window._stage, window._state, range(len(window)), window._terms.served.audit)
+            queue_audits(window._stage, window._state, range(len(window)), window._policy.audit)
         return window
 
     # -- inside --------------------------------------------------------------------------------
@@ -346,19 +368,23 @@ class KameraWindow(Contents):
                 own_plan, named_request = self._own(request, chunks)
             else:
                 named_request = self._names().name_request(request)
-            policy = self._terms.served if own_plan is None else own_plan.policy
+            policy = self._policy if own_plan is None else own_plan.policy
             departure = None if self._preparation is None else self._preparation.take()
             start, stage = self._state, self._stage
             if (
                 own_plan is None
                 and departure is not None
+                and not (inquiry is not None and isinstance(request, requests.Slide))
                 and fits(departure, named_request.request, stage, start, policy)
             ):
                 start, stage = departure.state, departure.stage
-            outcome = carry_out(named_request, start, stage, policy, tally, own_plan, inquiry)
+            if departure is not None and start is departure.state and isinstance(request, requests.Slide):
+                outcome = Done(departure.plan, start)  # it is the departure
+            else:
+                outcome = carry_out(named_request, start, stage, policy, tally, own_plan, inquiry)
             plan, state, answer = outcome
             stage.show(state, tally)
-            queue_audits(stage, state, slots_to_audit(plan, state), self._terms.served.audit)
+            queue_audits(stage, state, slots_to_audit(plan, state), self._policy.audit)
             tally.count_time("show")
         old, self._state, self._stage, self._plans = self.slots, state, stage, ()
         new_slots = {slot.number: slot for slot in self.slots}
@@ -366,6 +392,7 @@ class KameraWindow(Contents):
         slot = None if plan.arrived is None else new_slots[plan.arrived]
         report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), self.slots, evicted)
         self._emit(plan, report, old, named_request.pictures)
+        anticipate_by_itself(self, plan)
         return report, answer
 
     def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:
@@ -388,4 +415,4 @@ class KameraWindow(Contents):
         count = len(self._state.facts)
         if count:
             self._turn += 1
-            queue_audits(self._stage, self._state, [self._turn % count], self._terms.served.audit)
+            queue_audits(self._stage, self._state, [self._turn % count], self._policy.audit)

@@ -53,7 +53,7 @@ class Rig:
 
     def __init__(self, engine: HfEngine) -> None:
         self.engine, self.store = engine, ChunkStore.open("memory://")
-        self.window = KameraWindow(engine, self.store, "S", policy=ReusePolicy(certified=False))
+        self.window = KameraWindow(engine, self.store, "S", policy=ReusePolicy())
         self.window.append([picture(), "seen"])
         self.window.append("more text")
         self.chat = session(engine)

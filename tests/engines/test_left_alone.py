@@ -36,7 +36,7 @@ class Failing(Stream):
 
 
 def _window(engine: HfEngine) -> None:
-    window = KameraWindow(engine, ChunkStore.open("memory://"), "S", policy=ReusePolicy(certified=False))
+    window = KameraWindow(engine, ChunkStore.open("memory://"), "S", policy=ReusePolicy())
     first = window.append(picture(64, 64, 1)).slot
     window.append([picture(32, 64, 2), "text"])
     window.reorder([1, 0])

@@ -22,9 +22,7 @@ from kamera.engines import (
     LiveKV,
     ModelFacts,
     PositionLimits,
-    Sampling,
     Span,
-    SpanForm,
     Written,
 )
 from kamera.errors import IncompatibleChunk
@@ -36,7 +34,6 @@ from kamera.ops import (
     apply_patch,
     attention_layout,
     kv_concat,
-    kv_copy,
     kv_of,
     kv_slice,
     tensor_digest,
@@ -153,8 +150,8 @@ class SmallEngine:
             hidden = hidden + attended @ weights["o"]
         return kv_of(made), hidden @ self.embedding.T
 
-    def form(self, span: Encoded) -> SpanForm:
-        return SpanForm(span.num_tokens, True)
+    def form(self, span: Encoded) -> int:
+        return span.num_tokens
 
     def prefill(
         self,
@@ -212,18 +209,6 @@ class SmallEngine:
         stops = list(itertools.accumulate([*map(len, rows), len(ids) - 1 - stop]))
         *kvs, tail = (kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
         return Continuation(ids[None, asked:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
-
-    def sample(self, parts: Sequence[Sampling], behind: PlainLive) -> tuple[KV, ...]:
-        """Of one chunk behind all others, whose other tokens stay as they are."""
-        (part,) = parts
-        *before, base = behind.shown
-        live = PlainLive()
-        live.show(before)
-        made = kv_copy(base.kv)
-        for layer, new in zip(made, self.prefill([part.encoded], [part.positions], live)[0], strict=True):
-            for name, tensor in layer.items():
-                tensor[:, part.completion.rows] = new[name][:, part.completion.rows]
-        return (made,)
 
     def encode(self, chunk: Chunk) -> Encoded:
         if not chunk.has_media:

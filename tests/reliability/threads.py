@@ -49,7 +49,7 @@ def compare(
 
     ``plain`` are token ids ``[tokens]`` that the bystander asks the plain model about.
     """
-    policy = ReusePolicy(certified=False, forms="always")
+    policy = ReusePolicy(forms="always")
 
     def work(store: ChunkStore, thread: int) -> list[Any]:
         window = KameraWindow(backbone, store, system, policy=policy)

@@ -115,7 +115,7 @@ def served(one, orders) -> tuple[float, int]:
 def test_plans_and_account_tell_all_forwards(minimum, forms):
     """What plans said of now and of later, and the account, equal hooks on the model once all is done."""
     backbone = family(NAME)
-    policy = ReusePolicy(minimum, forms=forms, certified=False, tolerance=None, audit=0.0)
+    policy = ReusePolicy(minimum, forms=forms, audit=0.0)
     with watching(backbone, later=True) as seen:
         one = reuser(backbone, policy=policy, rule=RULE)
         one.prepare(shuffled(LONG[0]))  # the anchor

@@ -15,7 +15,7 @@ from tests.content import templates
 from tests.models import families, processors, tiny
 
 EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
-FULL = ReusePolicy(rank=64, patch_bytes=None, certified=False, forms="always")
+FULL = ReusePolicy(rank=64, patch_bytes=None, forms="always")
 """Patches of full rank."""
 
 Messages = list[dict[str, Any]]

@@ -23,7 +23,7 @@ from tests.models.hooks import add_hooks
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing
 from tests.window.rig import watching
 
-DEFAULT = ReusePolicy(certified=True)
+DEFAULT = ReusePolicy()
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 ANSWER = 3  # forwards of an answer of four tokens behind its prompt
 CLOSING = 3  # tokens that end an answer, which run with the next turn where they were not prepared
@@ -106,7 +106,7 @@ def test_an_agent_that_keeps_the_last_pictures_runs_its_new_tokens_alone(
 
 
 def test_survivors_are_turned_ahead_where_they_are_served(backbone, frames):
-    policy, edit = ReusePolicy.streaming(), policies.keep_last_images(2)
+    policy, edit = ReusePolicy(), policies.keep_last_images(2)
     session = opened(backbone, policy, edit_policy=edit, mode="amortize")
     for i, frame in enumerate(frames):
         spans, turn = before_the_answer(session, shown(frame))
@@ -115,7 +115,7 @@ def test_survivors_are_turned_ahead_where_they_are_served(backbone, frames):
             assert turn.report.anticipated > 0
         session.anticipate()
         session.flush()
-    assert session.usage().later.tokens < len(session.prompt_ids), "answers, and no picture"
+    assert session.usage().background.tokens < len(session.prompt_ids), "answers, and no picture"
 
 
 def test_a_client_that_edits_by_itself_repeats_its_edit(backbone, frames):
@@ -150,14 +150,14 @@ def test_a_turn_without_what_was_foreseen_runs_its_new_tokens_and_the_next_is_fo
 def test_an_appended_chat_prepares_nothing(backbone, frames):
     for edit in (None, policies.keep_all()):
         with watching(backbone, later=True) as seen:
-            session = opened(backbone, ReusePolicy(certified=True, audit=0.0), edit_policy=edit)
+            session = opened(backbone, ReusePolicy(audit=0.0), edit_policy=edit)
             turns = []
             for frame in frames[:3]:
                 turns.append(session.send(shown(frame), **OPTIONS))
                 session.anticipate()
                 session.flush()
         assert [turn.report.anticipated for turn in turns] == [None] * 3
-        assert session.usage().later.forwards == 0
+        assert session.usage().background.forwards == 0
         assert session.usage().now.forwards == seen.forwards
 
 
@@ -192,7 +192,7 @@ def test_random_edits_of_a_tiny_model_are_answered_as_the_plain_model_does(polic
 # -- a wrong one -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [DEFAULT, ReusePolicy.exact(), ReusePolicy.streaming()])
+@pytest.mark.parametrize("policy", [DEFAULT, ReusePolicy.exact(), ReusePolicy()])
 def test_a_wrong_guess_serves_nothing(backbone, frames, policy):
     """The policy lets the oldest picture go, but the client takes away another first."""
     edit = policies.keep_last_images(3)
@@ -342,14 +342,14 @@ def test_a_pool_prepares_after_each_answer_and_counts_right_and_wrong_guesses(ba
     assert (counts.anticipated, counts.misjudged) == ((3, 1) if anticipates else (0, 0))
     assert bool(turn.report.anticipated) is anticipates
     usage = pool.usage()
-    assert usage.now.forwards + usage.later.forwards == seen.forwards
-    assert usage.now.tokens + usage.later.tokens == seen.tokens
-    assert usage.now.vision_encodes + usage.later.vision_encodes == seen.encodes
-    assert (usage.later.forwards > 0) is anticipates or DEFAULT.audit
+    assert usage.now.forwards + usage.background.forwards == seen.forwards
+    assert usage.now.tokens + usage.background.tokens == seen.tokens
+    assert usage.now.vision_encodes + usage.background.vision_encodes == seen.encodes
+    assert (usage.background.forwards > 0) is anticipates or DEFAULT.audit
 
 
 def test_the_account_of_a_session_bears_what_its_preparation_hands_over(backbone, frames):
-    policy = ReusePolicy(certified=True, audit=1.0)
+    policy = ReusePolicy(audit=1.0)
     with watching(backbone, later=True) as seen:
         session = opened(backbone, policy, edit_policy=policies.keep_last_images(2))
         for frame in frames[:5]:
@@ -357,5 +357,5 @@ def test_the_account_of_a_session_bears_what_its_preparation_hands_over(backbone
             session.anticipate()
             session.flush()
     usage = session.usage()
-    assert usage.now.forwards + usage.later.forwards == seen.forwards
-    assert usage.now.tokens + usage.later.tokens == seen.tokens
+    assert usage.now.forwards + usage.background.forwards == seen.forwards
+    assert usage.now.tokens + usage.background.tokens == seen.tokens

@@ -14,7 +14,7 @@ from kamera.sessions import SessionPool
 from tests.sessions.rig import EXACT, Messages, plain_logits, speaking
 from tests.window.rig import borne, watching
 
-SAMPLED = ReusePolicy(minimum="sampled", share=0.25, max_error=1.0, certified=False, audit=0.0)
+SAMPLED = ReusePolicy(minimum="sampled", share=0.25, max_error=1.0, audit=0.0)
 REFUSED = replace(SAMPLED, max_error=1e-6)
 """No text's tokens leave so little open: all is found, and all is prefilled."""
 GREEDY = {"max_new_tokens": 2, "do_sample": False}

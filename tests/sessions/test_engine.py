@@ -47,7 +47,7 @@ def whole(engine: Speaker, messages: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-@pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy(certified=True)])
+@pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy()])
 def test_a_session_answers_as_the_plain_engine_does(engine, policy, reuse):
     session = ChatSession(engine, ChunkStore.open("memory://"), policy=policy, reuse=reuse)
     for word in WORDS[:4]:

@@ -11,7 +11,7 @@ from kamera.sessions import showing
 from kamera.window import GLUE, Arrange, Evict
 from tests.window.rig import watching
 
-DEFAULT = ReusePolicy(certified=True, audit=0.0)
+DEFAULT = ReusePolicy(audit=0.0)
 """The policy of users; audits are forwards of their own."""
 
 OPTIONS = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False}
@@ -106,7 +106,7 @@ def test_what_a_user_put_into_a_window_can_be_recalled_in_another_process(
         assert later.recall(chunk_id).vision_encodes == 0
 
 
-SURVIVORS = ReusePolicy(certified=False, minimum="survivor", audit=0.0)
+SURVIVORS = ReusePolicy(minimum="survivor", audit=0.0)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def edits(frames) -> list[list[dict]]:
     ("mode", "policy", "more"),
     [
         ("amortize", SURVIVORS, 3),
-        pytest.param("auto", ReusePolicy(certified=False, audit=0.0), 0, marks=pytest.mark.slow),
+        pytest.param("auto", ReusePolicy(audit=0.0), 0, marks=pytest.mark.slow),
         pytest.param("repair", DEFAULT, 0, marks=pytest.mark.slow),
         ("auto", DEFAULT, 0),
         ("forget", ReusePolicy.exact(), 0),

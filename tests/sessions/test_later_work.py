@@ -16,7 +16,7 @@ from kamera.window import former_of
 from tests.models.hooks import add_hooks
 from tests.window.rig import watching
 
-DEFAULT = ReusePolicy(certified=True, audit=0.0)
+DEFAULT = ReusePolicy(audit=0.0)
 OPTIONS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
 LONG = 300
 
@@ -122,7 +122,7 @@ def test_a_chunk_whose_archive_was_dropped_is_archived_when_it_leaves_again(back
 
 
 def test_dropped_audits_are_named_too(backbone, frames, queue):
-    window = opened(backbone, frames[:3], ReusePolicy(certified=True, audit=1.0))
+    window = opened(backbone, frames[:3], ReusePolicy(audit=1.0))
     gate = threading.Event()
     queue.limit = 1
     queue.add(lambda: assert_opened(gate))
@@ -135,9 +135,7 @@ def test_dropped_audits_are_named_too(backbone, frames, queue):
 
 def test_the_account_equals_hooks_where_later_work_was_dropped(backbone, frames, queue):
     with watching(backbone, later=True) as seen:
-        window = KameraWindow(
-            backbone, ChunkStore.open("memory://"), policy=ReusePolicy(certified=True, audit=1.0)
-        )
+        window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=ReusePolicy(audit=1.0))
         queue.limit = 1
         for frame in frames[:4]:
             window.append(frame)
@@ -145,8 +143,8 @@ def test_the_account_equals_hooks_where_later_work_was_dropped(backbone, frames,
             window.evict(1)
         window.flush()
     usage = window.usage()
-    assert usage.now.forwards + usage.later.forwards == seen.forwards
-    assert usage.now.tokens + usage.later.tokens == seen.tokens
+    assert usage.now.forwards + usage.background.forwards == seen.forwards
+    assert usage.now.tokens + usage.background.tokens == seen.tokens
 
 
 def wait_for(holds) -> bool:

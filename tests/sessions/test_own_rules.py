@@ -92,12 +92,12 @@ def walk(owner: ChatSession | SessionPool, asked: Sequence[Messages], **options:
             start = answers[-1] if before else 0
             new = len(prompt) - (len(tokens(backbone, messages[:start], asks=False)) if start else 0)
             edits = bool(before) and messages[:start] != before
-            now, later = sum(spans[: len(spans) - ANSWER]), owner.usage().later.tokens
+            now, later = sum(spans[: len(spans) - ANSWER]), owner.usage().background.tokens
             yield Ran(now, new, len(prompt) - same, later, edits)
             held, before = [*prompt, *turn.token_ids[:-1]], messages
     usage = owner.usage()
-    assert usage.now.tokens + usage.later.tokens == sum(span for _, span in counter.spans)
-    assert usage.now.forwards + usage.later.forwards == len(counter.spans)
+    assert usage.now.tokens + usage.background.tokens == sum(span for _, span in counter.spans)
+    assert usage.now.forwards + usage.background.forwards == len(counter.spans)
 
 
 def opened(name: str = "", **options: Any) -> ChatSession:
@@ -143,7 +143,7 @@ def test_who_foretells_nothing_runs_what_a_prefix_cache_runs(monkeypatch):
     session = opened()
     ran = [*walk(session, requests(name))]
     assert all(one.now > one.new for one in ran if one.edited)
-    assert session.usage().later.tokens == 0
+    assert session.usage().background.tokens == 0
 
 
 def drops(counts: Sequence[int]) -> list[Messages]:

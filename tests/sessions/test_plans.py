@@ -9,13 +9,13 @@ from kamera.edits import policies
 from kamera.engines.hf import HfEngine
 from kamera.reuse import Reuser
 from kamera.trust import GUARANTEES
-from kamera.window import Plan, run, stage, terms_in_force
+from kamera.window import Plan, policy_in_force, run, stage
 from tests.sessions.test_price import OPTIONS, shown
 
 POLICIES = {
-    "default": ReusePolicy(certified=True),
+    "default": ReusePolicy(),
     "exact": ReusePolicy.exact(),
-    "streaming": ReusePolicy.streaming(),
+    "streaming": ReusePolicy(),
 }
 
 
@@ -50,7 +50,7 @@ def seen(monkeypatch) -> dict[str, list[Plan]]:
 
 def admitted(plan: Plan, window: KameraWindow) -> bool:
     return plan.request.on_leave == "exact" or all(
-        GUARANTEES.index(worth) <= GUARANTEES.index(terms_in_force(window).served.minimum)
+        GUARANTEES.index(worth) <= GUARANTEES.index(policy_in_force(window).minimum)
         for worth in plan.after.worths
     )
 

@@ -66,7 +66,7 @@ def test_an_edited_history_goes_to_the_cheapest_session():
     assert turn.session_id == wanted and pool.metrics().by_edit == 1 and turn.report.vision_encodes == 0
 
 
-@pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy(certified=True)])
+@pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy()])
 def test_a_conversation_keeps_one_session_however_its_client_edits_it(policy):
     """With the least number of common tokens that pools have by default, from the first short message on."""
     pool = SessionPool(seeing(), ChunkStore.open("memory://"), policy=policy)

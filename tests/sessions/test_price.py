@@ -20,7 +20,7 @@ from kamera.window import Arrange, former_of
 from tests.models import tiny
 from tests.window.rig import watching
 
-DEFAULT = ReusePolicy(certified=True)
+DEFAULT = ReusePolicy()
 """The policy of users: the other tests of this process are about windows that need no certificate."""
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
@@ -78,7 +78,7 @@ def test_an_appended_chat_runs_what_a_kept_cache_runs_in_one_forward_before_the_
 @pytest.mark.parametrize("keep", [1, 3])
 def test_whatever_leaves_amortize_runs_what_the_conversation_adds(backbone, frames, keep):
     """Pictures leave, the texts beside them and all answers stay: none of these runs again."""
-    policy, edit = ReusePolicy.streaming(), policies.keep_last_images(keep)
+    policy, edit = ReusePolicy(), policies.keep_last_images(keep)
     session = ChatSession(
         backbone, ChunkStore.open("memory://"), policy=policy, edit_policy=edit, mode="amortize"
     )
@@ -206,16 +206,16 @@ def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
         session = ChatSession(
             backbone,
             ChunkStore.open("memory://"),
-            policy=ReusePolicy(certified=True, audit=1.0),
+            policy=ReusePolicy(audit=1.0),
             edit_policy=policies.keep_last_images(2),
         )
         turns = [session.send(shown(frame), **OPTIONS) for frame in frames]
         session.flush()
         usage = session.usage()
-    assert usage.later.forwards > 0, "audits and archives are later work"
-    assert usage.now.forwards + usage.later.forwards == seen.forwards
-    assert usage.now.tokens + usage.later.tokens == seen.tokens
-    assert usage.now.vision_encodes + usage.later.vision_encodes == seen.encodes
+    assert usage.background.forwards > 0, "audits and archives are later work"
+    assert usage.now.forwards + usage.background.forwards == seen.forwards
+    assert usage.now.tokens + usage.background.tokens == seen.tokens
+    assert usage.now.vision_encodes + usage.background.vision_encodes == seen.encodes
     for turn in turns:
         assert turn.usage.completion_tokens == 4
         assert turn.usage.cached_tokens == turn.usage.prompt_tokens - turn.report.prefilled
@@ -229,7 +229,7 @@ def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, 
             pool.send(shown(frames[1]), session_id=name, **OPTIONS)
         pool.flush()
     usage = pool.usage()
-    assert usage.now.forwards + usage.later.forwards == seen.forwards
+    assert usage.now.forwards + usage.background.forwards == seen.forwards
     with watching(backbone, later=True) as seen:
         window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
         for frame in frames[:3]:
@@ -242,8 +242,8 @@ def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, 
         for each in (window, branch):
             each.flush()
     total = [w.usage() for w in (window, branch)]
-    assert sum(u.now.tokens + u.later.tokens for u in total) == seen.tokens
-    assert sum(u.now.forwards + u.later.forwards for u in total) == seen.forwards
+    assert sum(u.now.tokens + u.background.tokens for u in total) == seen.tokens
+    assert sum(u.now.forwards + u.background.forwards for u in total) == seen.forwards
 
 
 @pytest.mark.parametrize("family", tiny.of_each_kind(sorted(tiny.FAMILIES)))
@@ -295,7 +295,7 @@ def test_what_an_operation_leaves_for_later_is_put_in_two_batches_of_two_syncs(
         assert 0 < len(synced) <= 4 and threading.current_thread() not in synced
 
 
-@pytest.mark.parametrize("policy", [ReusePolicy.exact(), DEFAULT, ReusePolicy.streaming()])
+@pytest.mark.parametrize("policy", [ReusePolicy.exact(), DEFAULT, ReusePolicy()])
 def test_no_thread_that_answers_writes_to_the_disk(backbone, frames, tmp_path, monkeypatch, policy):
     """Encodings, canonicals and patches are stored as later work, and are there after a flush."""
     synced = counted_syncs(monkeypatch)

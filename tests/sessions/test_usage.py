@@ -18,7 +18,7 @@ from tests.models.hooks import hooked
 from tests.sessions.rig import session, speaking
 from tests.window.rig import Seen, borne, watching
 
-DEFAULT = ReusePolicy(certified=True)
+DEFAULT = ReusePolicy()
 """The policy of users: the other tests of this process are about sessions that need no certificate."""
 
 POLICIES = {
@@ -130,7 +130,7 @@ def test_what_was_prepared_for_another_turn_and_what_was_broken_off_in_a_layer(b
         chat.flush()
     assert broken == ["begun"], "the turn came first, and nobody wants the rest"
     assert borne(seen, chat.usage())
-    assert chat.usage().later.forwards > 0 and turn.usage.completion_tokens == 3
+    assert chat.usage().background.forwards > 0 and turn.usage.completion_tokens == 3
 
 
 @pytest.mark.parametrize("policy", ["default", "exact"])

@@ -32,7 +32,7 @@ def test_no_record_of_any_refusal_holds_content(tmp_path: Path, caplog: pytest.L
     caplog.set_level(logging.DEBUG)
     root = tmp_path / "s"
     a, b = ([{"image": str(tmp_path / name)}, f"walrus {name}\n"] for name in pictures(tmp_path, 2))
-    policy = ReusePolicy(rank=4, certified=False, forms="always")
+    policy = ReusePolicy(rank=4, forms="always")
 
     def window(store: ChunkStore, system: str = SYSTEM) -> KameraWindow:
         return KameraWindow(vision_backbone(), store, system, policy=policy, max_tokens=500)

@@ -17,7 +17,7 @@ from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, SYSTEM, Prefilled, Snapshot, make, rig, watching
 
 EXACT = ReusePolicy.exact()
-DEFAULT = ReusePolicy(certified=True, tolerance=None, rank=FULL_RANK)
+DEFAULT = ReusePolicy(rank=FULL_RANK)
 FAMILIES = ["qwen2_5_vl", "gemma3", "deepseek_v3", "llama_mqa"]
 
 
@@ -136,7 +136,7 @@ def test_what_was_prepared_in_a_context_that_is_withheld_since_serves_nothing():
 def test_nothing_is_prepared_where_nothing_leaves_or_leaving_runs_nothing():
     backbone, _ = rig("llama_mqa")
     chunks = texts(backbone, 4)
-    lax = ReusePolicy(minimum="survivor", rank=FULL_RANK, certified=False)
+    lax = ReusePolicy(minimum="survivor", rank=FULL_RANK)
     windows = [
         make(backbone, None, *chunks[:3]),
         full(backbone, chunks[:3], lax, on_leave="keep"),
@@ -152,16 +152,16 @@ def test_the_account_bears_it_as_later_work_and_a_window_that_is_gone_holds_noth
     backbone, _ = rig("llama_mqa")
     chunks = texts(backbone, 4)
     with watching(backbone, later=True) as seen:
-        window = full(backbone, chunks[:3], ReusePolicy(certified=True, audit=0.0))
+        window = full(backbone, chunks[:3], ReusePolicy(audit=0.0))
         prepared(window)
-        later = window.usage().later.tokens
+        later = window.usage().background.tokens
         assert later >= 2 * chunks[0].num_tokens
         assert later_of(backbone).held_bytes > 0
         window.append(chunks[3])
         window.flush()
     usage = window.usage()
-    assert usage.now.forwards + usage.later.forwards == seen.forwards
-    assert usage.now.tokens + usage.later.tokens == seen.tokens
+    assert usage.now.forwards + usage.background.forwards == seen.forwards
+    assert usage.now.tokens + usage.background.tokens == seen.tokens
     prepared(window)
     assert later_of(backbone).held_bytes > 0
     del window
@@ -172,7 +172,7 @@ def test_the_account_bears_it_as_later_work_and_a_window_that_is_gone_holds_noth
 def test_what_is_prepared_keeps_alive_no_window_that_is_gone():
     """Nothing comes behind it: the queue itself looks for what nobody wants only when it is used."""
     backbone, _ = rig("llama_mqa")
-    window = full(backbone, texts(backbone, 3), ReusePolicy(certified=True, audit=0.0))
+    window = full(backbone, texts(backbone, 3), ReusePolicy(audit=0.0))
     prepared(window)
     assert later_of(backbone).held_bytes > 0
     gone = [

@@ -18,9 +18,9 @@ BOUND = 1e-4
 
 POLICIES = {
     "default": ReusePolicy(),
-    "survivors": ReusePolicy(certified=False, on_leave="keep"),
-    "exact": ReusePolicy(certified=False, on_leave="exact"),
-    "always": ReusePolicy(certified=False, forms="always"),
+    "survivors": ReusePolicy(on_leave="keep"),
+    "exact": ReusePolicy(on_leave="exact"),
+    "always": ReusePolicy(forms="always"),
 }
 
 OPERATIONS = st.sampled_from(

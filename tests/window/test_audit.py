@@ -51,7 +51,7 @@ def test_right_windows_pass_every_audit(family):
         edit()
         window.next_token_logits(QUESTION)
         assert withheld(window) is None
-    assert window.usage().later.forwards > 5
+    assert window.usage().background.forwards > 5
 
 
 def test_what_stands_behind_a_clean_view_is_not_held_against_it():
@@ -84,9 +84,9 @@ def test_audits_are_later_work_on_the_account_and_in_no_report():
         window.next_token_logits(QUESTION)
         window.flush()
     usage = window.usage()
-    assert usage.later.forwards >= 3
-    assert usage.now.forwards + usage.later.forwards == seen.forwards
-    assert usage.now.tokens + usage.later.tokens == seen.tokens
+    assert usage.background.forwards >= 3
+    assert usage.now.forwards + usage.background.forwards == seen.forwards
+    assert usage.now.tokens + usage.background.tokens == seen.tokens
     assert usage.now.vision_encodes == seen.encodes
     anchor, question = 1, 1
     assert sum(report.forwards for report in reports) + anchor + question == usage.now.forwards
@@ -124,11 +124,11 @@ def test_a_short_chat_pays_for_no_audit_until_its_share_covers_one():
     backbone = fresh()
     window = make(backbone, None, policy=dataclasses.replace(ALL, audit=0.25, forms="returning"))
     window.flush()
-    asked, audits = window.usage().later.tokens, []
+    asked, audits = window.usage().background.tokens, []
     for seed, count in enumerate((4, 4, 4, 30, 4, 4)):
         window.append(backbone.chunk_from_tensors(samples.text_ids(count, seed=seed)))
         window.flush()
-        audits.append(window.usage().later.tokens - asked)
+        audits.append(window.usage().background.tokens - asked)
     assert audits == [0, 0, 0, 0, 4, 4], "a fourth of the slots is one, but a fourth of 42 tokens is not 30"
 
 
@@ -137,20 +137,20 @@ def test_the_price_of_an_audit_is_what_it_runs(index, runs):
     backbone = fresh()
     window = make(backbone, None, *texts(backbone, 1, 2), policy=dataclasses.replace(ALL, audit=0.0))
     window.flush()
-    before = window.usage().later.tokens
+    before = window.usage().background.tokens
     stage, state = window._stage, window._state
     kept = Served(state, index, kv_map(stage.live.read(index + 1), torch.clone))
     with backbone.measure() as work:
         audit_slot(stage, kept)
     assert work.tokens == _candidate(stage, state, index).price == runs
-    assert window.usage().later.tokens == before
+    assert window.usage().background.tokens == before
 
 
 def test_a_share_of_none_runs_no_forward():
     backbone, (a, b, *_) = rig("qwen2_5_vl")
     window = make(backbone, None, a, b, policy=dataclasses.replace(ALL, audit=0.0))
     window.flush()
-    assert window.usage().later.forwards == 0
+    assert window.usage().background.forwards == 0
 
 
 # -- wrong KV is found -------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_two_hundred_short_turns_copy_each_token_a_bounded_number_of_times():
     assert worst <= MOST
 
 
-@pytest.mark.parametrize("policy", [EXACT, ReusePolicy(certified=False)], ids=["exact", "kept"])
+@pytest.mark.parametrize("policy", [EXACT, ReusePolicy()], ids=["exact", "kept"])
 def test_a_session_holds_little_more_than_a_plain_cache(policy):
     chat = ChatSession(engine(), ChunkStore.open("memory://"), policy=policy)
     rng, shares = random.Random(0), list[float]()

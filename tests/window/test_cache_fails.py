@@ -225,9 +225,7 @@ def test_a_closed_store_says_so_by_name(tmp_path, pieces):
             lambda s=store: StoreAdmin(s).delete("0" * 64),
             lambda s=store: s.flush(),
             lambda s=store: s.contexts_of(chunks[0].id),
-            lambda s=store: KameraWindow(
-                backbone, s, [5], policy=ReusePolicy(certified=True, forms="always")
-            ),
+            lambda s=store: KameraWindow(backbone, s, [5], policy=ReusePolicy(forms="always")),
         )
         for call in calls:
             with pytest.raises(StoreClosed, match=r"closed: open it again") as caught:

@@ -12,7 +12,7 @@ from tests.models import samples
 from tests.window.rig import QUESTION, SYSTEM, Prefilled, rig, watching
 
 EXACT = ReusePolicy.exact()
-STREAMING = ReusePolicy(certified=False, minimum="survivor", audit=0.0)
+STREAMING = ReusePolicy(minimum="survivor", audit=0.0)
 FAMILIES = ["qwen2_5_vl", "kimi_k25", "gemma3"]
 IDS = samples.text_ids(12)
 

@@ -13,7 +13,7 @@ from kamera.store import StoreAdmin
 from kamera.testbed import World, weights_dir
 from kamera.window import EngineWindow
 
-POLICY = ReusePolicy(certified=False, tolerance=None, forms="always")
+POLICY = ReusePolicy(forms="always")
 
 
 class NoEngine:
@@ -201,7 +201,7 @@ def test_a_slot_of_an_earlier_state_and_a_policy_without_certificates_are_refuse
     with pytest.raises(UnknownSlot, match="not in this window any more"):
         mine.arrange([old], {})
     with pytest.raises(PolicyRefused, match="no certificate is of an engine"):
-        mine.arrange(now, {}, ReusePolicy.balanced())
+        mine.arrange(now, {}, ReusePolicy())
     assert mine.slots == now and mine.arrange(now, {}) == now
 
 

@@ -114,7 +114,7 @@ def walk(window, pieces):
 
 @pytest.mark.parametrize("forms", ["returning", "always"])
 def test_an_event_is_the_same_after_json(pieces, forms):
-    heard = walk(make(pieces[0], policy=ReusePolicy(certified=False, forms=forms)), pieces)
+    heard = walk(make(pieces[0], policy=ReusePolicy(forms=forms)), pieces)
     for event in heard:
         again = Event.from_json(event.to_json())
         assert again == event
@@ -127,7 +127,7 @@ def test_an_event_is_the_same_after_json(pieces, forms):
 
 def test_what_ran_and_why_is_told_of_each_chunk(pieces):
     backbone, (a, b, c, _) = pieces
-    window, heard = make(backbone, policy=ReusePolicy(on_leave="repair", tolerance=None, certified=False)), []
+    window, heard = make(backbone, policy=ReusePolicy(on_leave="repair")), []
     window.on_event(heard.append)
     window.append(a)
     window.append(b)
@@ -153,7 +153,7 @@ def test_events_tell_the_account_and_the_memory(pieces):
     window.append(b)
     window.flush()
     window.slide()
-    assert heard[-1].usage.later == window.usage().later
+    assert heard[-1].usage.background == window.usage().background
     assert heard[-1].memory.live == window.memory().live > 0
     assert len({event.window for event in heard}) == 1
 

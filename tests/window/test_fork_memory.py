@@ -22,9 +22,7 @@ def blocks(windows: list[KameraWindow]) -> int:
 def test_four_forks_of_64_that_recall_cost_what_differs():
     backbone = tiny.backbone("qwen2_5_vl")
     store = ChunkStore.open("memory://")
-    window = KameraWindow(
-        backbone, store, torch.arange(5, 13), policy=ReusePolicy(certified=False, forms="always")
-    )
+    window = KameraWindow(backbone, store, torch.arange(5, 13), policy=ReusePolicy(forms="always"))
     chunks = [backbone.chunk_from_tensors(samples.text_ids(TOKENS, seed)) for seed in range(9)]
     for chunk in chunks:
         window.append(chunk)

@@ -14,7 +14,7 @@ from kamera.store import PatchRecord
 from kamera.window import former_of
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
 
-PROVING = ReusePolicy(rank=64, certified=True, withheld=frozenset({"survivor"}), forms="always", audit=0.0)
+PROVING = ReusePolicy(rank=64, withheld=frozenset({"survivor"}), forms="always", audit=0.0)
 
 
 @pytest.fixture(autouse=True)

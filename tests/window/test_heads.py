@@ -14,7 +14,7 @@ from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, make, rig
 
 EXACT = ReusePolicy.exact()
-FORM = ReusePolicy(rank=FULL_RANK, patch_bytes=None, certified=False, tolerance=None, forms="always")
+FORM = ReusePolicy(rank=FULL_RANK, patch_bytes=None, forms="always")
 FAMILIES = ["qwen2_5_vl", "gemma3", "deepseek_v3", "llama_mqa"]
 WHOLE = samples.text_ids(40, seed=5)
 

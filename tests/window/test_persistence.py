@@ -12,7 +12,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
-from kamera.window import former_of, sequence_of, terms_in_force
+from kamera.window import former_of, policy_in_force, sequence_of
 from kamera.window.file import WINDOW, Saved
 from tests.models import tiny
 from tests.ops.coded import coded
@@ -71,7 +71,7 @@ def test_a_window_comes_back_bit_for_bit(family, tmp_path):
     window.save(tmp_path / "w")
     loaded = KameraWindow.load(tmp_path / "w", *over(window))
     assert Snapshot.of(window).matches(loaded, numbers=False)
-    assert terms_in_force(loaded).served == terms_in_force(window).served and repr(loaded) == repr(
+    assert policy_in_force(loaded) == policy_in_force(window) and repr(loaded) == repr(
         window
     )  # its bound of tokens is in it
     for w in (window, loaded):  # and goes on as it would have
@@ -251,7 +251,7 @@ def test_a_patch_in_codes_is_served_saved_and_comes_back(bits, tmp_path):
     ][:1]
     former_of(window).store.put(replace(record, patch=coded(record.patch, bits)))
     backbone, chunks = rig("qwen2_5_vl")
-    again = make(backbone, former_of(window).store, policy=terms_in_force(window).served)
+    again = make(backbone, former_of(window).store, policy=policy_in_force(window))
     for name in (*record.antecedents, record.chunk_id):
         again.append(next(c for c in chunks if c.id == name))
     (held,) = [r.copy.patch for r in again._state.residents if r.facts.chunk_id == record.chunk_id]

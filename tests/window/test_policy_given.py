@@ -30,11 +30,11 @@ PLACES = {
     ).plan(Append("a text"), policy=policy),
 }
 WRONG = {
-    "name": ("streaming", "policy 'streaming' is no ReusePolicy: give ReusePolicy.streaming()"),
+    "name": ("streaming", "policy 'streaming' is no ReusePolicy: give ReusePolicy()"),
     "upper": ("EXACT", "policy 'EXACT' is no ReusePolicy: give ReusePolicy.exact()"),
     "uncalled": (
         ReusePolicy.balanced,
-        "policy ReusePolicy.balanced is not called: give ReusePolicy.balanced()",
+        "policy ReusePolicy.balanced is not called: give ReusePolicy()",
     ),
     "class": (ReusePolicy, "policy ReusePolicy is not called: give ReusePolicy()"),
     "guarantee": ("patched", "policy 'patched' is no ReusePolicy: give ReusePolicy.exact(), ReusePolicy"),
@@ -57,5 +57,5 @@ def test_what_is_no_policy_is_named(place, wrong, tmp_path):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_policy_or_none_is_taken(place, tmp_path):
-    for policy in (None, ReusePolicy.exact(), ReusePolicy.streaming()):
+    for policy in (None, ReusePolicy.exact(), ReusePolicy()):
         assert PLACES[place](policy, tmp_path / "saved") is not None

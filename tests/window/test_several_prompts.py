@@ -19,8 +19,8 @@ from tests.window.rig import FULL_RANK, QUESTION, SYSTEM, rig, watching
 
 FAMILY = "qwen2_5_vl"
 PLANNER, GROUNDER = SYSTEM, torch.tensor([21, 22, 23, 24, 25, 26, 27])  # of another length
-EXACT = ReusePolicy(minimum="exact", certified=False)
-PATCHED = ReusePolicy(rank=FULL_RANK, certified=False, forms="always")
+EXACT = ReusePolicy(minimum="exact")
+PATCHED = ReusePolicy(rank=FULL_RANK, forms="always")
 
 
 def window(backbone, store, system, *chunks, policy=EXACT) -> KameraWindow:

@@ -14,7 +14,7 @@ from tests.engines.compare import worst
 from tests.models import samples
 from tests.window.rig import FULL_RANK, GREEDY, QUESTION, guarantees, live, make, rig
 
-LAX = ReusePolicy(minimum="near", rank=FULL_RANK, certified=False)
+LAX = ReusePolicy(minimum="near", rank=FULL_RANK)
 FAMILIES = ["qwen2_5_vl", "gemma3", "deepseek_v3", "llama_mqa"]
 FIRST, SECOND, MORE = (samples.text_ids(n, seed=s) for n, s in ((9, 31), (12, 32), (3, 33)))
 NEW = 4
@@ -143,7 +143,7 @@ def test_a_text_that_begins_alike_does_not_hide_the_answer_behind_it():
 def test_what_is_taken_over_is_never_stored_as_a_patch():
     store = ChunkStore.open("memory://")
     backbone, (a, b, *_) = rig("llama_mqa")
-    policy = ReusePolicy(minimum="near", rank=FULL_RANK, certified=False, forms="always", tolerance=None)
+    policy = ReusePolicy(minimum="near", rank=FULL_RANK, forms="always")
     window = make(backbone, store, a, text(backbone, FIRST), b, text(backbone, SECOND), policy=policy)
     new = text(backbone, FIRST, SECOND, MORE)
     window.run(Arrange([window[0], new], on_leave="keep"))

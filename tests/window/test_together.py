@@ -14,7 +14,7 @@ from tests.engines.compare import worst
 from tests.models.hooks import hooked
 from tests.window.rig import SYSTEM, rig, watching
 
-DEFAULT = ReusePolicy(certified=True, audit=0.0)
+DEFAULT = ReusePolicy(audit=0.0)
 """The policy of users; audits are forwards of their own."""
 
 
@@ -98,7 +98,7 @@ def test_chunks_of_two_lengths_are_two_forwards(shipped, frames):
 
 def test_patches_that_are_owed_together_share_the_forward_of_their_canonicals(shipped, frames):
     # proofs are forwards of their own
-    policy = ReusePolicy(certified=False, audit=0.0, tolerance=None)
+    policy = ReusePolicy(audit=0.0)
     window = KameraWindow(shipped, ChunkStore.open("memory://"), SYSTEM, policy=policy)
     for frame in frames[:4]:
         window.append(frame)
@@ -124,5 +124,5 @@ def test_where_a_batch_has_no_memory_its_chunks_run_one_by_one(shipped, frames):
         window.slide(4)
         window.flush()
     assert len(canonicals(window, ids)) == 4
-    ran = window.usage().later.forwards - before.later.forwards
+    ran = window.usage().background.forwards - before.later.forwards
     assert ran == seen.forwards == 4, "a forward that fails has begun"

@@ -25,7 +25,7 @@ from kamera.window import (
 from tests.models.hooks import hooked
 from tests.window.rig import QUESTION, SYSTEM, borne, rig, watching
 
-DEFAULT = ReusePolicy(certified=True)
+DEFAULT = ReusePolicy()
 """The policy of users: the other tests of this process are about windows that need no certificate."""
 
 POLICIES = {
@@ -33,7 +33,7 @@ POLICIES = {
     "audited": replace(DEFAULT, audit=1.0),
     "forming always": replace(DEFAULT, forms="always"),
     "exact": ReusePolicy.exact(),
-    "streaming": ReusePolicy.streaming(),
+    "streaming": ReusePolicy(),
 }
 VERBS = ("append", "slide", "reorder", "reorder", "recall", "condition", "ask", "fork")
 OPTIONS = {"max_new_tokens": 2, "do_sample": False}
@@ -100,7 +100,7 @@ def test_questions_and_orbits(shipped, frames):
         window.generate("What is new?", keep=True, **OPTIONS)
         window.flush()
     assert borne(seen, window.usage())
-    assert window.usage().later.forwards > 0, "what left was archived"
+    assert window.usage().background.forwards > 0, "what left was archived"
 
 
 def test_a_loaded_window(tmp_path):

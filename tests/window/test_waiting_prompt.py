@@ -15,7 +15,7 @@ from kamera.window import former_of
 from tests.models import samples
 from tests.window.rig import SYSTEM, rig
 
-POLICY = ReusePolicy(certified=False, tolerance=None)
+POLICY = ReusePolicy(tolerance=None)
 SOON = 20
 
 

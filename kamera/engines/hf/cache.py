@@ -7,7 +7,7 @@ model. Measured on transformers 5.23.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -18,7 +18,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from kamera.ops import KV, NO_KV, CacheTensor, Completion, Groups, LayerKV, Layout, kv_of, kv_slice
+from kamera.ops import KV, NO_KV, CacheTensor, Groups, LayerKV, Layout, kv_of, kv_slice
 
 ModelCache = DynamicCache
 
@@ -330,80 +330,6 @@ class _SideBySide(DynamicCache):
         for into, row, gap in zip(whole, rows, self.gaps, strict=True):
             into[..., :gap, :] = 0  # finite, so that a weight of zero hides it
             into[..., gap:, :] = row[0]
-        return whole
-
-
-class CacheSlice(NamedTuple):
-    """Tokens of a held cache from ``source`` on, at ``start`` in a longer sequence."""
-
-    start: int
-    source: int
-    length: int
-
-
-class AllMade(Exception):
-    """Stops a forward that is run for its KV alone where the last of it is computed."""
-
-
-class CompletingCache(DynamicCache):
-    """A cache in which the KV of a few tokens of chunks is computed anew, and that of the others completed.
-
-    Of ``past``, which is not written, ``pieces`` stand in a sequence of ``total`` tokens. ``parts`` are the
-    chunks that a forward runs tokens of, in its order: the first place of each, its number of tokens, and
-    its completion; without one all its tokens run. ``kvs`` are, by part and layer, the KV they got.
-    The last layer that keeps KV raises AllMade: nobody reads what its rows attend to.
-    """
-
-    def __init__(
-        self,
-        past: ModelCache,
-        layout: Layout,
-        total: int,
-        pieces: Sequence[CacheSlice],
-        parts: Sequence[tuple[int, int, Completion | None]],
-    ) -> None:
-        super().__init__()
-        self.layers = past.layers
-        self.kvs: list[list[dict[str, torch.Tensor]]] = [[{} for _ in layout] for _ in parts]
-        self._layout, self._total, self._pieces, self._parts = layout, total, pieces, parts
-        self._last = max(index for index, spec in enumerate(layout) if spec.channels)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All that the rows attend to at layer ``layer_idx``."""
-        layer: Any = self.layers[layer_idx]
-        keys = self._complete_layer(layer_idx, "keys", layer.keys[0], key_states[0])
-        values = self._complete_layer(layer_idx, "values", layer.values[0], value_states[0])
-        self._stop(layer_idx)
-        return keys[None], values[None]
-
-    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """As `update`, the keys of an indexer."""
-        layer: Any = self.layers[layer_idx]
-        keys = self._complete_layer(layer_idx, "indexer_keys", layer.indexer_keys, indexer_key_states)
-        self._stop(layer_idx)
-        return keys
-
-    def _stop(self, index: int) -> None:
-        channels = len(self._layout[index].channels)
-        if index == self._last and all(len(layers[index]) == channels for layers in self.kvs):
-            raise AllMade
-
-    def _complete_layer(
-        self, index: int, tensor: str, past: torch.Tensor, fresh: torch.Tensor
-    ) -> torch.Tensor:
-        channel = next(c for c in self._layout[index].channels if c.tensor == tensor)
-        whole = past.new_empty(past.shape[0], self._total, past.shape[2])
-        for start, source, length in self._pieces:
-            whole[:, start : start + length] = past[:, source : source + length]
-        at = 0
-        for (start, length, completion), layers in zip(self._parts, self.kvs, strict=True):
-            count = length if completion is None else len(completion.rows)
-            new, target = fresh[:, at : at + count], whole[:, start : start + length]
-            target.copy_(new if completion is None else completion.complete(channel, target, new))
-            layers[index][channel.name] = target.clone()
-            at += count
         return whole
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.base import Identity, LiveKV, PlainModel, Sampling
+from kamera.engines.base import Identity, LiveKV, PlainModel
 from kamera.engines.extent import Extents
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
@@ -22,9 +22,8 @@ from kamera.engines.hf.forwards import TransformersModel, join_spans, split
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, why_no_reuse
-from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.steps import Steps
-from kamera.engines.values import Continuation, SpanForm, Work
+from kamera.engines.values import Continuation, Work
 from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
 from kamera.ops import KV, kv_bytes
 
@@ -130,8 +129,8 @@ class HfEngine(Model):
         self._identity.check_encoding(encoded, partial(super().encode, chunk))
         return encoded
 
-    def form(self, span: Encoded) -> SpanForm:
-        return SpanForm(forwards.row_form(self, span), can_sample(self, span))
+    def form(self, span: Encoded) -> Hashable | None:
+        return forwards.row_form(self, span)
 
     def prefill(
         self,
@@ -202,11 +201,6 @@ class HfEngine(Model):
             if not spans or continuation.kvs:
                 return continuation
             return continuation._replace(kvs=self._read_kv(behind, cache, start, lengths))
-
-    def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
-        self._identity.check_forward()
-        with self._cache_of(behind) as cache:
-            return sample(self, parts, [span.length for span in behind.shown], cache)
 
     def measure(self) -> AbstractContextManager[Work]:
         return self.meter.measure()

@@ -107,8 +107,8 @@ class ModelIdentity:
         if self.current() != fingerprint:
             raise IncompatibleChunk(
                 f"this is KV of model {fingerprint[:12]}, which is {self.current()[:12]} now (other weights, "
-                "adapters, hooks that change what it computes, or autocast): undo that, or make a new window, "
-                "session or pool"
+                "adapters, hooks that change what it computes, or autocast): undo that, or make a new "
+                "window, session or pool"
             )
 
     def check_forward(self) -> None:

@@ -25,9 +25,6 @@ from kamera.trust import Guarantee, at_least, guarantee_named, weakest
 Least = Literal["exact", "patched", "survivor"]
 """The least guarantee that a recognised prompt is served with."""
 
-_TOLERANCE = 0.05
-"""Nats that a patch's proof may be off, as by default in a window's policy."""
-
 _ORDERS = 32
 """How many patches of a chunk behind one neighbour are searched for a survivor's: the newest ones."""
 
@@ -157,8 +154,5 @@ class KnownPrompts:
 
 
 def is_recognisable(row: ObjectInfo) -> bool:
-    """True for a row by which a prompt may be recognised: not for a patch that was asked and failed."""
-    proof = row.proof
-    if proof is not None and not proof.undecided and not proof.holds_at(_TOLERANCE):
-        return False
+    """True for a row by which a prompt may be recognised."""
     return row.kind in ("anchor", "canonical", "exact") and not row.context.lossy

@@ -20,7 +20,7 @@ class Windowed:
     def __init__(self, desk: Desk, on_leave: OnLeave) -> None:
         self.desk, self.on_leave = desk, on_leave
         self.store = ChunkStore.open("memory://")
-        policy = ReusePolicy(minimum="patched", certified=False, forms="always")
+        policy = ReusePolicy(minimum="patched", forms="always")
         self.window = KameraWindow(desk.backbone, self.store, desk.system, policy=policy)
         self.order: tuple[str, ...] = ()
         self._spent = (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +18,6 @@ from kamera.eval.tasks.report import Results, results_of_run
 from kamera.eval.tasks.sample import Answered, Problem, Task
 from kamera.eval.tasks.selection import Selection, select
 from kamera.eval.tasks.shrink import Shrink
-from kamera.window import library_versions
 
 ARMS = (REPREFILL, BLIND, "patch@16")
 
@@ -79,7 +79,7 @@ def run_task(
         "max_tokens": limit_tokens,
         "reuse": reuse,
         "pictures": asdict(shrink),
-        "versions": library_versions(),
+        "versions": {name: version(name) for name in ("kamera-kv", "torch", "transformers")},
     }
     asked = {"data": str(data), "arms": list(arms), **asdict(selection)}
     with lock_run(out_dir):

@@ -202,7 +202,6 @@ class StoreAdmin:
         chunks: Sequence[str] | None = None,
         *,
         kv: KVForm | None = None,
-        certificates: bool = True,
         progress: Progress = ignore_progress,
     ) -> Copied:
         """Copy objects into ``target`` as its tenant's, or into a plain store at that url, made if missing.
@@ -210,11 +209,11 @@ class StoreAdmin:
         Every object is verified first, and none replaces another; the report lists those refused. ``chunks``
         (ids): only those, with the patches whose antecedents are all among them. ``kv`` (``"int8"``,
         ``"int4"``): canonicals in codes, without patches of another form; what is in other codes is refused
-        by name: codes of codes lose twice. ``certificates``: also those of the backbones concerned.
+        by name: codes of codes lose twice.
         ``progress`` is called with the objects done and their total. Raises `UnknownChunk` for a chunk that
         is not stored, `ValueError` for a form without codes, and for a copy into itself.
         """
-        return copy(self.store, target, chunks, kv, certificates, progress)
+        return copy(self.store, target, chunks, kv, progress)
 
     @property
     def _tiers(self) -> Tiers:

@@ -8,14 +8,11 @@ also corrects the losses of the form that it was formed against.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from kamera.errors import UnknownChunk
-from kamera.files import publish_file
 from kamera.store.admin.raw import RawObjects
 from kamera.store.codec import UNREADABLE
 from kamera.store.info import ObjectInfo, Progress
@@ -23,9 +20,7 @@ from kamera.store.keys import PATCH_KINDS, KVForm, check_form
 from kamera.store.records import CanonicalRecord, Record, to_store_form
 from kamera.store.store import ChunkStore
 
-_CERTIFICATE = re.compile(r"[0-9a-f]{16}-[A-Za-z0-9._-]{1,150}\.json")
-_CERTIFICATE_LIMIT = 2**20  # bytes
-_COUNTED = ("canonicals", "patches", "encodings", "anchors", "certificates", "present")
+_COUNTED = ("canonicals", "patches", "encodings", "anchors", "present")
 _REFUSALS = (*UNREADABLE, ValueError, OSError)
 
 
@@ -33,7 +28,7 @@ _REFUSALS = (*UNREADABLE, ValueError, OSError)
 class Copied:
     """The outcome of a copy.
 
-    ``canonicals``, ``patches``, ``encodings``, ``anchors``, ``certificates``: numbers of those that are new.
+    ``canonicals``, ``patches``, ``encodings``, ``anchors``: numbers of those that are new.
     ``present``: number of those that the target had already, which stayed unchanged. ``loss``: the largest
     relative error of a canonical that was put into codes (None: there is none). ``refused``: one line, name
     and reason, for each of the others.
@@ -43,7 +38,6 @@ class Copied:
     patches: int
     encodings: int
     anchors: int
-    certificates: int
     present: int
     loss: float | None
     refused: tuple[str, ...]
@@ -54,7 +48,6 @@ def copy(
     target: ChunkStore | str | os.PathLike[str],
     chunks: Sequence[str] | None,
     kv: KVForm | None,
-    certificates: bool,
     progress: Progress,
 ) -> Copied:
     """`StoreAdmin.copy`."""
@@ -64,9 +57,9 @@ def copy(
         raise ValueError("codes do not become again what the model computed: give kv='int8' or 'int4'")
     infos = _choose(source, chunks, kv)
     if isinstance(target, ChunkStore):
-        return _copy(source, target, infos, kv, certificates, progress)
+        return _copy(source, target, infos, kv, progress)
     with ChunkStore.open(target) as target_store:
-        return _copy(source, target_store, infos, kv, certificates, progress)
+        return _copy(source, target_store, infos, kv, progress)
 
 
 def _is_same(source: ChunkStore, target: ChunkStore) -> bool:
@@ -77,15 +70,6 @@ def _is_same(source: ChunkStore, target: ChunkStore) -> bool:
     else:
         same_place = source.url == target.url and (source is target or source._tiers.remote is not None)
     return same_place and source.tenant == target.tenant
-
-
-def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
-    """Folders for certificates that came with a store, its tenant's own first; none in memory."""
-    tiers = store._tiers
-    if tiers.disk is None:
-        return ()
-    roots = [tiers.disk.root, *([] if tiers.remote else [Path(store.url)])]
-    return tuple(dict.fromkeys(root / "certificates" for root in roots))
 
 
 def _choose(store: ChunkStore, chunks: Sequence[str] | None, kv: KVForm | None) -> list[ObjectInfo]:
@@ -109,7 +93,6 @@ def _copy(
     target: ChunkStore,
     infos: Sequence[ObjectInfo],
     kv: KVForm | None,
-    certificates: bool,
     progress: Progress,
 ) -> Copied:
     if _is_same(source, target):
@@ -125,12 +108,6 @@ def _copy(
         except _REFUSALS as error:
             refused[info.key] = str(error)
         progress(number, len(infos))
-    backbones = {info.context.fingerprint[:16] for info in infos}
-    for path in _certificates(source, backbones) if certificates else ():
-        try:
-            counts[_put_certificate(target, path)] += 1
-        except _REFUSALS as error:
-            refused[path.name] = str(error)
     return Copied(
         **{kind: counts[kind] for kind in _COUNTED},
         loss=max(losses, default=None),
@@ -170,31 +147,3 @@ def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[flo
     if loss is not None:
         losses.append(loss)
     return "patches" if record.kind in PATCH_KINDS else f"{record.kind}s"
-
-
-def _certificates(store: ChunkStore, backbones: set[str]) -> Iterator[Path]:
-    """Certificates of these backbones stored beside the store; links are ignored."""
-    names: set[str] = set()
-    for path in (path for folder in certificate_folders(store) for path in sorted(folder.glob("*.json"))):
-        fits = _CERTIFICATE.fullmatch(path.name) and not path.is_symlink()
-        if fits and path.name[:16] in backbones and path.name not in names:
-            names.add(path.name)
-            yield path
-
-
-def _put_certificate(store: ChunkStore, path: Path) -> str:
-    """Put it where windows look for it; they judge its validity when they use it."""
-    if path.stat().st_size > _CERTIFICATE_LIMIT:
-        raise ValueError(f"{path.stat().st_size} bytes are no certificate")
-    folders, data = certificate_folders(store), path.read_bytes()
-    if not folders:
-        raise ValueError("the target has no folder for certificates")
-    target_path = folders[0] / path.name
-    target_path.parent.mkdir(mode=0o700, exist_ok=True)
-    if not target_path.exists():
-        with publish_file(target_path) as file:
-            file.write(data)
-        return "certificates"
-    if target_path.read_bytes() != data:
-        raise ValueError("another certificate of this name is there")
-    return "present"

@@ -8,7 +8,6 @@
   const GUARANTEES = {
     exact: "equal to a prefill of this very window",
     patched: "stored copy and a patch, formed behind the chunks in front of it",
-    sampled: "a share of its tokens ran behind the chunks in front, the others are completed",
     orbit: "stored copy and a patch that is the mean over orders of the chunks in front",
     survivor: "was exact or patched; it still knows a chunk that has left",
     near: "stored copy and a patch that was formed behind other, related chunks",
@@ -16,7 +15,6 @@
   };
   const HOW = {
     prefilled: ["ran", "its tokens run through the model"],
-    sampled: ["sampled", "some of its tokens run, the others are completed"],
     patched: ["patched", "its stored copy and a stored patch serve: nothing runs"],
     stored: ["stored", "its stored copy serves as it is: nothing runs"],
     moved: ["moved", "the same KV at another place: nothing runs"],
@@ -29,7 +27,6 @@
     "no canonical": "no copy of it was stored yet",
     "no patch": "no patch was stored behind the chunks in front",
     refused: "its stored patch was refused",
-    unproved: "its stored patch had not proved itself",
     budget: "its stored patch is smaller than this policy asks for",
     "": "its stored KV could not be used",
   };
@@ -125,7 +122,7 @@
   }
   function glyph(how, x, y, tokens) {
     const drawn = svg("g");
-    if (how === "prefilled" || how === "sampled") {
+    if (how === "prefilled") {
       const text = tokens > 9999 ? `${Math.round(tokens / 1000)}k` : String(tokens);
       const w = 9 + 7 * text.length, filled = how === "prefilled";
       drawn.append(svg("rect", {
@@ -171,9 +168,9 @@
       { name: "prefilling everything", value: whole, fill: "whole", note: ran ? times(ran, whole) : "" },
     ]);
     $("remark").textContent = `${number(life.later[1])} more tokens ran as later work, off the path of any answer `
-      + "(patches and their proofs, audits). The prefix cache is one for this window alone, and it forgets nothing.";
-    const marks = life.marks, served = marks.filter((m) => m.how !== "prefilled" && m.how !== "sampled").length;
-    const again = marks.filter((m) => (m.how === "prefilled" || m.how === "sampled") && m.reason !== "new").length;
+      + "(stored copies, patches, audits). The prefix cache is one for this window alone, and it forgets nothing.";
+    const marks = life.marks, served = marks.filter((m) => m.how !== "prefilled").length;
+    const again = marks.filter((m) => m.how === "prefilled" && m.reason !== "new").length;
     const encodes = sum(deeds.map((d) => d.encodes));
     const tile = (value, ...lines) => html("div", { class: "tile" }, html("b", {}, value),
       ...lines.map((line) => html("span", {}, line)));
@@ -237,7 +234,7 @@
       html("span", { class: "gap" }),
       ...Object.keys(HOW).filter((how) => ways.has(how)).map((how) => {
         const drawing = svg("svg", { width: 34, height: 20 });
-        if (how !== "prefilled" && how !== "sampled") drawing.append(svg("rect", { x: 3, y: 0, width: 28, height: 20, rx: 6, fill: "var(--rival)" }));
+        if (how !== "prefilled") drawing.append(svg("rect", { x: 3, y: 0, width: 28, height: 20, rx: 6, fill: "var(--rival)" }));
         drawing.append(glyph(how, 17, 10, 96));
         return item(drawing, how === "prefilled" ? "tokens that ran" : HOW[how][0], HOW[how][1]);
       }),
@@ -422,13 +419,12 @@
     const lines = [`${span.clean ? "shown clean: " : ""}${span.guarantee}: ${GUARANTEES[span.guarantee] || ""}`];
     if (mark) lines.push(did(mark));
     if (span.rank) lines.push(`patch of rank ${span.rank}, ${(100 * span.patch_bytes / span.bytes).toFixed(1)} % of its KV`);
-    if (span.share !== null) lines.push(`${Math.round(100 * span.share)} % of its tokens ran`);
+    if (span.departed) lines.push(`${Math.round(100 * span.departed)} % of what stood before it has left`);
     if (span.remembers.length) lines.push(`still knows ${known(span.remembers)}`);
     return lines;
   }
   const did = (mark) => mark.how === "prefilled" ? `${count(mark.tokens, "token")} ran: ${REASONS[mark.reason]}`
-    : mark.how === "sampled" ? `${count(mark.tokens, "token")} ran of it: ${REASONS[mark.reason]}`
-      : mark.tokens ? `${HOW[mark.how][1]}, once ${count(mark.tokens, "token")} of its copy had run` : HOW[mark.how][1];
+    : mark.tokens ? `${HOW[mark.how][1]}, once ${count(mark.tokens, "token")} of its copy had run` : HOW[mark.how][1];
 
   // -- one operation -------------------------------------------------------------------------------------
 
@@ -496,7 +492,7 @@
   function reasons() {
     const rows = new Map();
     for (const mark of life.marks) {
-      if (mark.how !== "prefilled" && mark.how !== "sampled") continue;
+      if (mark.how !== "prefilled") continue;
       const row = rows.get(mark.reason) || rows.set(mark.reason, { chunks: 0, tokens: 0 }).get(mark.reason);
       row.chunks++;
       row.tokens += mark.tokens;
@@ -529,17 +525,16 @@
   function patches() {
     const rows = [], met = new Set();
     for (const span of life.spans) {
-      if (!span.rank && span.share === null) continue;
-      const key = [span.lane, span.rank, span.patch_bytes, span.share].join();
+      if (!span.rank) continue;
+      const key = [span.lane, span.rank, span.patch_bytes].join();
       if (met.has(key)) continue;
       met.add(key);
       const lane = life.lanes[span.lane], id = short(lane.chunk_id);
-      rows.push([nameOf(lane) === id ? id : `${nameOf(lane)} ${id}`, span.rank ? `rank ${span.rank}` : "sample", span.rank ? bytes(span.patch_bytes) : "–",
-        span.rank ? `${(100 * span.patch_bytes / span.bytes).toFixed(1)} %` : `${Math.round(100 * span.share)} %`,
-        span.kl === null ? (span.error === null ? "–" : `error ${span.error.toFixed(2)}`) : span.kl < 0.001 ? span.kl.toExponential(0) : span.kl.toFixed(3)]);
+      rows.push([nameOf(lane) === id ? id : `${nameOf(lane)} ${id}`, `rank ${span.rank}`, bytes(span.patch_bytes),
+        `${(100 * span.patch_bytes / span.bytes).toFixed(1)} %`, span.error === null ? "–" : span.error.toFixed(3)]);
       if (rows.length === 200) break;
     }
-    $("patches").replaceChildren(table([{ name: "chunk" }, { name: "kind" }, { name: "bytes", n: 1 }, { name: "share", n: 1 }, { name: "KL, nats", n: 1 }], rows));
+    $("patches").replaceChildren(table([{ name: "chunk" }, { name: "kind" }, { name: "bytes", n: 1 }, { name: "share of the KV", n: 1 }, { name: "error", n: 1 }], rows));
   }
 
   function everything() {

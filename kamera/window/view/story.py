@@ -40,9 +40,9 @@ class Lane(NamedTuple):
 class Stay(NamedTuple):
     """A lane's chunk from one operation to another, both included, as long as its KV is the same.
 
-    ``rank`` is that of a patch that serves it, ``patch_bytes`` its size; ``share`` and ``error`` are those of
-    a sample. ``remembers`` are the lanes of antecedents that are not in front of it any more. ``clean``: it
-    shows its canonical for the time being.
+    ``rank`` is that of a patch that serves it, ``patch_bytes`` its size; ``error`` is its own.
+    ``departed`` is the share of its antecedents' tokens that has left. ``remembers`` are the lanes of
+    antecedents that are not in front of it any more. ``clean``: it shows its canonical for the time being.
     """
 
     lane: int
@@ -52,9 +52,8 @@ class Stay(NamedTuple):
     rank: int | None
     patch_bytes: int
     bytes: int
-    share: float | None
     error: float | None
-    kl: float | None
+    departed: float
     remembers: tuple[int, ...]
     clean: bool
 
@@ -139,7 +138,7 @@ class Life:
             else:
                 self._past_stays.append(old)
         self._open_stays = stays
-        later_work = event.usage.later
+        later_work = event.usage.background
         self._later_work[event.window] = later_work.forwards, later_work.tokens
         self.deeds.append(
             Deed(
@@ -219,9 +218,8 @@ class Life:
             slot.rank if has_patch else None,
             self._patches.get(lane, 0) if has_patch else 0,
             slot.bytes,
-            slot.share,
             slot.error,
-            None if slot.proof is None else slot.proof.kl,
+            slot.departed,
             tuple(self._numbers[name, 0] for name in missing_ids if (name, 0) in self._numbers),
             not slot.conditioned,
         )

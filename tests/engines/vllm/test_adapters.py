@@ -32,7 +32,7 @@ from tests.engines.vllm.engine import (
     start,
 )
 
-POLICY = ReusePolicy(certified=False, tolerance=None, rank=512, patch_bytes=None)
+POLICY = ReusePolicy(rank=512, patch_bytes=None)
 RANK = 8
 
 

@@ -10,9 +10,9 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.testbed import World
 from tests.engines.vllm.engine import apart, bound, greedy, latents_directory, prompt, start
 
-FULL = ReusePolicy(certified=False, tolerance=None, forms="always", rank=512, patch_bytes=None)
-DEFAULT = ReusePolicy(certified=False, tolerance=None, forms="always")
-BLIND = ReusePolicy(certified=False, tolerance=None, on_miss="blind")
+FULL = ReusePolicy(forms="always", rank=512, patch_bytes=None)
+DEFAULT = ReusePolicy(forms="always")
+BLIND = ReusePolicy(on_miss="blind")
 
 
 @pytest.fixture(scope="module")

@@ -33,9 +33,9 @@ from tests.engines.vllm.engine import (
     start,
 )
 
-FULL = ReusePolicy(certified=False, tolerance=None, forms="always", rank=512, patch_bytes=None)
-DEFAULT = ReusePolicy(certified=False, tolerance=None, forms="always")
-BLIND = ReusePolicy(certified=False, tolerance=None, on_miss="blind")
+FULL = ReusePolicy(forms="always", rank=512, patch_bytes=None)
+DEFAULT = ReusePolicy(forms="always")
+BLIND = ReusePolicy(on_miss="blind")
 HELD_OUT = World(800_000)
 
 
@@ -240,7 +240,7 @@ def harvested(bed: Bed, chunk_id: str) -> Any:
 
 def engine_window(bed: Bed) -> EngineWindow:
     engine = Offline(bed.llm, bed.backbone.builder.vision_tokens)
-    policy = ReusePolicy(certified=False, tolerance=None)
+    policy = ReusePolicy(tolerance=None)
     return EngineWindow(engine, bed.backbone, bed.store, fingerprint=bed.backbone.fingerprint, policy=policy)
 
 

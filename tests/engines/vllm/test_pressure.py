@@ -27,7 +27,7 @@ from tests.engines.vllm.engine import (
     start,
 )
 
-POLICY = ReusePolicy(certified=False, tolerance=None, forms="always", rank=512, patch_bytes=None)
+POLICY = ReusePolicy(forms="always", rank=512, patch_bytes=None)
 TENANTS = ("red", "green", "blue", "gray")
 
 

@@ -94,7 +94,7 @@ def poisoned(bed: Bed, numbers: range) -> list[bool]:
     """Whether requests that may be served exact KV alone answer otherwise after one that was served less."""
     tables, wrong = scheduler_of(bed.llm).connector.scheduler.tables, []
     for number in numbers:
-        scene = Scene(bed, number, ReusePolicy(certified=False, tolerance=None, forms="always"))
+        scene = Scene(bed, number, ReusePolicy(forms="always"))
         side = scheduler_of(bed.llm).connector.scheduler
         side.tables = _coarse(tables)
         _, tokens = supplied(bed, scene.plain())

@@ -113,7 +113,7 @@ def test_a_sliding_window_of_pictures_keeps_its_hits_as_vllm_omni_369_asks(bed):
     assert max(theirs[5:]) < 100  # the avalanche: no more than what stands before the first picture
     assert min(shares[5:]) > 0.5 and min(ours[5:]) > 200
     assert {slot.guarantee for slot in session.window.slots} <= {"exact", "patched", "survivor"}
-    later = session.usage().later
+    later = session.usage().background
     assert later.forwards > 0 and later.tokens > 0
 
 
@@ -140,7 +140,7 @@ def test_what_an_engine_cannot_do_is_refused_in_a_line(bed, tmp_path):
     running, backbone, engine = bed
     store = ChunkStore.open(running.store, tenant="refused")
     with pytest.raises(PolicyRefused):
-        ChatSession(backbone, store, engine=engine, policy=ReusePolicy.balanced())
+        ChatSession(backbone, store, engine=engine, policy=ReusePolicy())
     for options in ({"trace": tmp_path / "trace"}, {"uncached": True}, {"reuse": True}):
         with pytest.raises(UnsupportedByEngine, match=next(iter(options))):
             ChatSession(backbone, store, engine=engine, **options)

@@ -72,7 +72,7 @@ def test_the_reference_is_a_window_that_prefills(backbone, desk, units, question
 
 
 def test_blind_is_a_window_of_relocated_canonicals(backbone, desk, units, question):
-    policy = ReusePolicy(minimum="blind", on_miss="blind", certified=False, forms="always")
+    policy = ReusePolicy(minimum="blind", on_miss="blind", forms="always")
     answer = asked(desk, units, question, "blind", (2, 0, 3))
     true = window_logits(backbone, units, question, policy, (2, 0, 3))
     assert torch.allclose(answer.logits, true, atol=1e-4)
