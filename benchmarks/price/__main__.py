@@ -2,6 +2,7 @@
 
 * ``chats``: conversations of the shipped backbone, appended to or with the last N pictures kept.
 * ``agents``: six agents whose clients edit their own histories, on a model of thin layers and random weights.
+* ``clients``: text agents and chats whose clients edit by rules of their own, on SmolLM2.
 * ``windows``: append, slide, recall and reorder of a window of pictures.
 
 Counted by hooks, over all threads: *first* is what ran before the first token of an answer (or before the
@@ -9,7 +10,7 @@ operation returns and a question is asked), *background* all that ran besides. A
 over the tokens behind the longest prefix that the prompt shares with the one before it. Counts are no times:
 they are the same on every machine.
 
-    python -m benchmarks.price chats | agents | windows [--turns 10] [--format json]
+    python -m benchmarks.price chats | agents | clients | windows [--turns 10] [--format json]
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks import report
-from benchmarks.price import agents, chats, windows
+from benchmarks.price import agents, chats, clients, windows
 
-WHAT = {"chats": chats.rows, "agents": agents.rows, "windows": windows.rows}
+WHAT = {"chats": chats.rows, "agents": agents.rows, "clients": clients.rows, "windows": windows.rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,14 +18,14 @@ from typing import Any
 from kamera.content import Message, common_prefix, kind_of, text_of
 from kamera.edits.policy import PLAIN, EditPolicy, apply_policy
 
-_MOST = 12
-"""Ways to write a text, or to change a message, that one example is taken to show."""
+_MOST, _TRIED = 12, 400
+"""Ways to write a text, or to change a message, that one example is taken to show, and that are tried."""
 
 _NUMBERS = 3
 """Numbers of a text that may count on."""
 
 _NUMBER = re.compile(r"(?<!\d)(\d{1,9})(?!\d)")
-_TAG = re.compile(r"<(\w+)[^>]*>")
+_TAG = re.compile(r"<(\w+)>")
 _LABEL = re.compile(r"\s*[A-Z]\w*:")
 
 Kind = tuple[Any, ...]
@@ -69,7 +69,17 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def rules_by_example(before: Sequence[Message], after: Sequence[Message]) -> Iterator[EditPolicy]:
-    """Rules that may have made ``after`` of ``before``, the likeliest first; not each one does."""
+    """Rules that make ``after`` of ``before``, the likeliest first."""
+    for rule in _candidates(before, after):
+        try:
+            made = rule.transform(before, 0)
+        except KeyError:  # a number that a text before does not have
+            continue
+        if alike(list(made), list(after)):
+            yield rule
+
+
+def _candidates(before: Sequence[Message], after: Sequence[Message]) -> Iterator[Cutting | Rewriting]:
     cuttings = [*_cuttings(before, after)]
     whole = [c for c in cuttings if c.note is not None or is_of(before[c.head], c.begins[:1])]
     yield from whole
@@ -122,13 +132,26 @@ class Shortened:
 
 @dataclass(frozen=True)
 class Stripped:
-    """All of a text that has a form leaves it."""
+    """Each part of a text from ``opens`` to ``closes`` leaves it, with the blanks behind it if ``blank``.
 
-    form: str
+    With "" for ``opens`` its beginning leaves, up to what ``closes``, which stays.
+    """
+
+    opens: str
+    closes: str
+    blank: bool = False
 
     def change(self, text: str, counts: Counts) -> str:
-        """The text after it."""
-        return re.sub(self.form, "", text, flags=re.DOTALL)
+        """The text after it. One pass, whatever the text: a form of it is a stranger's."""
+        if not self.opens:
+            return text[max(0, text.find(self.closes)) :]
+        kept, at = list[str](), 0
+        while (start := text.find(self.opens, at)) >= 0 and (end := text.find(self.closes, start)) >= 0:
+            kept.append(text[at:start])
+            at = end + len(self.closes)
+            while self.blank and text[at : at + 1].isspace():
+                at += 1
+        return "".join([*kept, text[at:]])
 
 
 TextChange = Shortened | Stripped
@@ -159,11 +182,11 @@ def _numbers_in(text: str) -> dict[str, int]:
 def _text_changes(old: str, new: str, counts: Counts) -> Iterator[TextChange]:
     """Ways in which one text becomes another."""
     for tag in dict.fromkeys(_TAG.findall(old)):
-        for rest in (r"\s*", ""):
-            yield Stripped(rf"<{tag}\b[^>]*>.*?</{tag}>{rest}")
+        for blank in (True, False):
+            yield Stripped(f"<{tag}>", f"</{tag}>", blank)
     label = _LABEL.match(new)
     if label is not None and old.endswith(new):
-        yield Stripped(rf"\A.*?(?={re.escape(label[0])})")
+        yield Stripped("", label[0])
     head = common_prefix([*old], [*new])
     tail = common_prefix([*old[head:][::-1]], [*new[head:][::-1]])
     line = old.find("\n") + 1
@@ -388,7 +411,7 @@ def _rewrites(old: Message, new: Message) -> Iterator[Rewrite]:
         return
     text, written = text_of(old), joined(new["content"])
     counts = {"ordinal": 1, "characters": len(text), **_numbers_in(text)}
-    for items in islice(_item_changes(old["content"], new["content"], counts), _MOST):
+    for items in islice(_item_changes(old["content"], new["content"], counts), _TRIED):
         rewrite = Rewrite(leave, sets, items)
         if alike(rewrite.change(old, 1), new):
             yield rewrite
