@@ -86,7 +86,7 @@ def run(
     """
     first, new, prefix = list[int](), list[int](), list[int]()
     held: tuple[list[int], list[int]] = ([], [])
-    named = {"session_id": "client"} if isinstance(owner, SessionPool) else {}
+    named: dict[str, Any] = {"session_id": "client"} if isinstance(owner, SessionPool) else {}
     prompts, total, answers = list[list[int]](), 0, 0
     sent: Messages = []
     with watching(backbone) as ran:
@@ -124,12 +124,14 @@ def run(
 
 
 def _ids(backbone: HfEngine, messages: Messages) -> list[int]:
+    assert backbone.processor is not None, "SmolLM2 has a tokenizer"
     template = backbone.processor.apply_chat_template
     return list(template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)["input_ids"])
 
 
 def _answer(backbone: HfEngine, text: str) -> list[int]:
     tokenizer = backbone.processor
+    assert tokenizer is not None, "SmolLM2 has a tokenizer"
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
