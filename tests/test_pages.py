@@ -174,8 +174,7 @@ def _missing(command: str) -> str:
     program, *words = command.split()
     if program == "python" and words[0] == "-m":
         theirs = words[1].split(".")[0] not in ("kamera", "benchmarks", "lab", "tests")
-        # a table of benchmarks tells where ``lab`` was; nobody can run it today
-        return "" if theirs or words[1] == "lab.NAME" or importlib.util.find_spec(words[1]) else words[1]
+        return "" if theirs or importlib.util.find_spec(words[1]) else words[1]
     if program == "python":
         return "" if (TOP / words[0]).is_file() else words[0]
     return _missing_of_verb(words)
@@ -281,13 +280,14 @@ def test_whatever_names_the_distribution_names_ours():
     """On the package index ``kamera`` is somebody else's."""
     settings = (TOP / "pyproject.toml").read_text(encoding="utf-8")
     assert re.findall(r'^name = "(.*)"$', settings, re.MULTILINE)[0] == "kamera-kv"
-    folders = ("kamera", "benchmarks", "examples", "docs", ".ci")
+    folders = ("kamera", "benchmarks", "examples", "docs", "tests/servers", ".ci")
     files = [path for folder in folders for path in (TOP / folder).rglob("*")]
     texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".md")}
     texts |= {path: path.read_text(encoding="utf-8") for path in [TOP / "pyproject.toml", *TOP.glob("*.md")]}
     assert sum("kamera-kv" in text for text in texts.values()) > 10
+    extras = "|".join(re.findall(r"^([a-z0-9]+) = \[", settings, re.MULTILINE))
     installed = r"pip install[^\n&`]*[ '\"/]kamera(?=[ '\"`\[=<>~]|$)"
-    foreign = re.compile(installed + r"|['\"`/]kamera\[[a-z{][a-z0-9,}]*\]['\"`]", re.MULTILINE)
+    foreign = re.compile(rf"{installed}|(?<![\w-])kamera\[(?:{extras}|\{{)", re.MULTILINE)
     assert [(str(path), found[0]) for path, text in texts.items() if (found := foreign.search(text))] == []
 
 

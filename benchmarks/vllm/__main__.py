@@ -10,7 +10,7 @@ window on; times are medians over them.
 * *survivor*: chunks that stay keep their patches and what they know of those that left.
 * *formed*: the window without its oldest is prefilled in idle time, and the patches are stored.
 
-    python -m benchmarks.vllm [--turns 50] [--keep 8] [--runs 2]      # needs kamera[vllm]
+    python -m benchmarks.vllm [--turns 50] [--keep 8] [--runs 2]      # needs kamera-kv[vllm]
 """
 
 from __future__ import annotations

