@@ -20,6 +20,8 @@ from tests.window.rig import same_bits, sparse
 
 LENGTHS = (3, 5, 8, 13)
 
+FAMILIES = ("qwen2_5_vl", "kimi_k25", "deepseek_v32")
+
 
 def model(family: str):
     return sparse() if family == "deepseek_v32" else tiny.backbone(family)
@@ -167,7 +169,24 @@ def test_a_fork_leaves_a_room_that_another_is_reading():
         branch.show(spans)
         assert worst(branch.read(3), wanted(backbone, spans[3:])) <= 1e-5
         forwards.run(backbone, backbone_text(backbone, torch.tensor([9, 10])), places, cache)
+        assert worst(branch.read(3), wanted(backbone, spans[3:])) <= 1e-5
         assert same_bits(read(cache, backbone.layout, backbone.groups, 0, before[0]["k"].shape[1]), before)
     assert same_bits(shown(live), before)
     live.check_integrity()
     branch.check_integrity()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family):
+    backbone = model(family)
+    live = backbone.live()
+    live.show(spans_of(backbone, (3, 7), (0, 1)), room=9)
+    before = shown(live)
+    ids = torch.arange(20, 60)
+    slow = forwards.make_cache(backbone, [before])
+    with live.lend() as cache:
+        for i in range(0, 40, 8):  # the room is full after the first
+            places = torch.arange(i, i + 8).expand(backbone.axes, -1) + 50
+            got, want = (forwards.forward(backbone, ids[i : i + 8], places, c) for c in (cache, slow))
+            assert torch.allclose(got, want, atol=1e-5, rtol=1e-4)
+    assert same_bits(shown(live), before)

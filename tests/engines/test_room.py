@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.engines.hf import live as module
-from kamera.ops import KV, apply_patch, kv_copy
+from kamera.ops import KV, apply_patch, kv_copy, kv_tensors
 from tests.engines.compare import worst
 from tests.models import samples, tiny
 from tests.window.rig import same_bits
@@ -74,6 +74,10 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("ask"), st.integers(1, 60)),
     st.tuples(st.just("fork"), st.integers(0, 999)),
 )
+
+
+def held(kv: KV) -> int:
+    return sum(t.nbytes for t in kv_tensors(kv))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -158,3 +162,24 @@ def test_threads_that_read_and_a_window_that_moves_see_the_same_kv():
     for reader in readers:
         reader.join()
     assert not wrong
+
+
+def test_what_somebody_refers_to_is_copied_before_it_is_overwritten():
+    pieces = Pieces("qwen2_5_vl")
+    pieces.append(30, 40)
+    gone = pieces.spans[2].kv
+    pieces.show([(0, 0)])
+    assert held(gone) == 0, "nothing stands in its place yet"
+    pieces.append(60)
+    assert held(gone) > 0 and same_bits(gone, pieces.true[id(gone)])
+
+
+def test_what_left_and_is_referred_to_is_copied_before_its_room_grows():
+    pieces = Pieces("qwen2_5_vl")
+    pieces.append(30, 40)
+    gone, block = pieces.spans[2].kv, pieces.live.tensors.parts[0]["k"]
+    pieces.show([(0, 0)])
+    assert held(gone) == 0, "nothing stands in its place yet"
+    pieces.append(4_000)
+    assert pieces.live.tensors.parts[0]["k"].shape[2] > block.shape[2], "the room has grown"
+    assert held(gone) > 0 and same_bits(gone, pieces.true[id(gone)])
