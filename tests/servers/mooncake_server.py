@@ -10,7 +10,9 @@ from pathlib import Path
 
 _PLACE = importlib.util.find_spec("mooncake")
 MASTER = None if _PLACE is None else Path(str(_PLACE.origin)).parent / "mooncake_master"
-MISSING = "Mooncake is not installed: pip install 'kamera-kv[mooncake]', apt-get install libibverbs1 librdmacm1"
+MISSING = (
+    "Mooncake is not installed: pip install 'kamera-kv[mooncake]', apt-get install libibverbs1 librdmacm1"
+)
 
 _LENDER = """
 import sys

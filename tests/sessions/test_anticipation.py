@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
@@ -105,48 +104,6 @@ def test_an_agent_that_keeps_the_last_pictures_runs_its_new_tokens_alone(
     assert torch.allclose(session.next_token_logits(), plain.next_token_logits(), atol=1e-3)
 
 
-def test_survivors_are_turned_ahead_where_they_are_served(backbone, frames):
-    policy, edit = ReusePolicy(), policies.keep_last_images(2)
-    session = opened(backbone, policy, edit_policy=edit, mode="amortize")
-    for i, frame in enumerate(frames):
-        spans, turn = before_the_answer(session, shown(frame))
-        if i >= 2:
-            assert spans == [new_tokens(session)]
-            assert turn.report.anticipated > 0
-        session.anticipate()
-        session.flush()
-    assert session.usage().background.tokens < len(session.prompt_ids), "answers, and no picture"
-
-
-def test_a_client_that_edits_by_itself_repeats_its_edit(backbone, frames):
-    client = policies.keep_last_images(2, placeholder="[gone]")
-    session, history, found = opened(backbone), [], []
-    for frame in frames:
-        history = client([*history, shown(frame)], 0)
-        spans, turn = before_the_answer(session, history)
-        found.append((turn.report.anticipated, sum(spans) - new_tokens(session)))
-        history = [*history, {"role": "assistant", "content": turn.text}]
-        session.anticipate()
-        session.flush()
-    assert [a for a, _ in found[:3]] == [None] * 3, "nothing has left before, so nothing is known of it"
-    assert all(a > 0 == rest for a, rest in found[3:])
-
-
-def test_a_turn_without_what_was_foreseen_runs_its_new_tokens_and_the_next_is_foreseen_again(
-    backbone, frames
-):
-    session = opened(backbone, edit_policy=policies.keep_last_images(2))
-    for i, frame in enumerate(frames):
-        text = i in (4, 5)
-        spans, turn = before_the_answer(session, f"and tag {i}?" if text else shown(frame))
-        if i >= 3:
-            assert spans == [new_tokens(session) + (CLOSING if text else 0)]
-            assert (turn.report.anticipated == 0) is text
-            assert (turn.report.left == 0) is text
-        session.anticipate()
-        session.flush()
-
-
 def test_an_appended_chat_prepares_nothing(backbone, frames):
     for edit in (None, policies.keep_all()):
         with watching(backbone, later=True) as seen:
@@ -215,20 +172,6 @@ def test_a_wrong_guess_serves_nothing(backbone, frames, policy):
     assert torch.equal(sequence_of(session.window).input_ids, sequence_of(plain.window).input_ids)
 
 
-def test_a_guess_that_is_right_in_part_serves_that_part(backbone, frames):
-    """The oldest picture leaves as foreseen; a client's change of a later answer does not fit any more."""
-    session = opened(backbone, edit_policy=policies.keep_last_images(3))
-    for frame in frames[:4]:
-        session.send(shown(frame), **OPTIONS)
-        session.anticipate()
-        session.flush()
-    history = session.messages
-    history[5] = {"role": "assistant", "content": "something else"}
-    spans, turn = before_the_answer(session, [*history, shown(frames[4])])
-    assert 0 < turn.report.anticipated < sum(spans)
-    assert turn.report.guarantee == "exact"
-
-
 def test_what_was_prepared_is_of_one_history_alone(backbone, frames):
     session = opened(backbone, edit_policy=policies.keep_last_images(1))
     for frame in frames[:2]:
@@ -239,20 +182,6 @@ def test_what_was_prepared_is_of_one_history_alone(backbone, frames):
     assert branch.send(shown(frames[2]), **OPTIONS).report.anticipated is None, "a fork has its own"
     session.edit([])
     assert session.send(shown(frames[2]), **OPTIONS).report.anticipated is None, "an edit used it up"
-
-
-def test_a_policy_that_fails_on_what_is_foreseen_fails_no_turn(backbone, frames):
-    def strict(messages, turn):
-        if len(messages) > 4:
-            raise ValueError("too many, says the test")
-        return messages
-
-    session = opened(backbone, edit_policy=strict)
-    for frame in frames[:2]:
-        turn = session.send(shown(frame), **OPTIONS)
-        session.anticipate()
-        session.flush()
-    assert turn.text
 
 
 # -- requests, memory, pools -----------------------------------------------------------------------
@@ -289,35 +218,6 @@ def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(ba
     assert seen == ["ahead 0", *["call"] * len(layers) * (1 + ANSWER)]
 
 
-def test_what_is_prepared_counts_as_later_works_and_goes_first_under_pressure(backbone, frames):
-    queue = later_of(backbone)
-    session = opened(backbone, edit_policy=policies.keep_last_images(2), anticipates=False)
-    for frame in frames[:3]:
-        session.send(shown(frame), **OPTIONS)
-    session.flush()
-    assert queue.held_bytes == 0
-    session.anticipate()
-    session.flush()
-    assert queue.held_bytes > session.backbone.facts.bytes_per_token * 100
-    queue.limit = queue.held_bytes
-    queue.add(lambda: None, holds=[torch.zeros(1)])
-    session.flush()
-    assert queue.held_bytes == 0
-    assert session.send(shown(frames[3]), **OPTIONS).report.anticipated is None
-
-
-def test_a_session_that_is_gone_holds_nothing(backbone, frames):
-    session = opened(backbone, edit_policy=policies.keep_last_images(1))
-    for frame in frames[:2]:
-        session.send(shown(frame), **OPTIONS)
-    session.anticipate()
-    session.flush()
-    assert later_of(backbone).held_bytes > 0
-    del session
-    gc.collect()
-    assert later_of(backbone).held_bytes == 0
-
-
 @pytest.mark.parametrize("anticipates", [True, False])
 def test_a_pool_prepares_after_each_answer_and_counts_right_and_wrong_guesses(backbone, frames, anticipates):
     with watching(backbone, later=True) as seen:
@@ -346,16 +246,3 @@ def test_a_pool_prepares_after_each_answer_and_counts_right_and_wrong_guesses(ba
     assert usage.now.tokens + usage.background.tokens == seen.tokens
     assert usage.now.vision_encodes + usage.background.vision_encodes == seen.encodes
     assert (usage.background.forwards > 0) is anticipates or DEFAULT.audit
-
-
-def test_the_account_of_a_session_bears_what_its_preparation_hands_over(backbone, frames):
-    policy = ReusePolicy(audit=1.0)
-    with watching(backbone, later=True) as seen:
-        session = opened(backbone, policy, edit_policy=policies.keep_last_images(2))
-        for frame in frames[:5]:
-            session.send(shown(frame), **OPTIONS)
-            session.anticipate()
-            session.flush()
-    usage = session.usage()
-    assert usage.now.forwards + usage.background.forwards == seen.forwards
-    assert usage.now.tokens + usage.background.tokens == seen.tokens

@@ -75,38 +75,6 @@ def test_what_is_found_and_not_served_answers_as_the_plain_model(policy):
     assert any("stored, but not for this left context" in why for why in reasons) == (policy is REFUSED)
 
 
-def equal_runs(text: list[int], earlier: list[list[int]], least: int) -> set[int]:
-    """Tokens of a text that stand in a run of ``least`` or more that some earlier text has. Slow, obvious."""
-    known = {tuple(old[i : i + least]) for old in earlier for i in range(len(old) - least + 1)}
-    found: set[int] = set()
-    for i in range(len(text) - least + 1):
-        if tuple(text[i : i + least]) in known:
-            found |= {*range(i, i + least)}
-    return found
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_long_run_that_came_before_is_a_segment_of_its_own(seed):
-    """Against a plain search: no segment holds both tokens of such a run and tokens that are new."""
-    rng = random.Random(seed)
-    parts = [words(100 + n, rng.randint(70, 200)) for n in range(4)]
-    one, earlier = pool(), list[list[int]]()
-    for _ in range(5):
-        made = [words(rng.randrange(10**6), rng.randint(5, 60)), *rng.sample(parts, 3)]
-        turn = one.send(told("".join(made)), **GREEDY)
-        one.flush()
-        prompt = one.session(turn.session_id).state.layout.prompt
-        for start, stop in prompt.texts:
-            text = prompt.ids[start:stop].tolist()
-            came = {start + i for i in equal_runs(text, earlier, 63)}
-            inside = [s for s in prompt.segments if start <= s.start < stop]
-            mixed = [s for s in inside if 0 < len(came & {*range(s.start, s.stop)}) < s.num_tokens]
-            new = [s for s in mixed if not equal_runs(prompt.tokens(s).tolist(), earlier, s.num_tokens)]
-            assert all(len(came & {*range(s.start, s.stop)}) < 16 for s in new), "less than a part"
-        earlier += [prompt.ids[start:stop].tolist() for start, stop in prompt.texts]
-        assert [s.start for s in prompt.segments[1:]] == [s.stop for s in prompt.segments[:-1]]
-
-
 def test_a_tenant_finds_nothing_of_another():
     stores = {name: ChunkStore.open("memory://", tenant=name) for name in ("a", "b")}
     one = pool(store=stores.__getitem__)
@@ -140,39 +108,3 @@ def test_an_answer_never_depends_on_what_another_conversation_dropped(mode):
         assert "sampled" in {a.tier for a in chat.state.admissions}
         logits.append(chat.next_token_logits())
     assert torch.equal(*logits)
-
-
-def grown(chat: ChatSession, messages: Messages, text: str) -> Messages:
-    return [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "and now?"}]
-
-
-@pytest.mark.parametrize("parted", [True, False], ids=["cut anew", "as rendered"])
-def test_a_saved_session_keeps_its_cuts_whatever_others_bring(tmp_path, parted):
-    """Loaded on a store that knows other parts of the same text, it prefills only what is new."""
-    backbone, store = speaking("headers"), ChunkStore.open("memory://")
-    if parted:
-        ChatSession(backbone, store, policy=SAMPLED, reuse=True).send(told(words(60, 30)), **GREEDY)
-    chat = ChatSession(backbone, store, policy=SAMPLED, reuse=True)
-    first = told(words(61, 60), footer=words(62, 80))
-    turn = chat.send(first, **GREEDY)
-    assert bool(chat.state.layout.prompt.cuts) == parted
-    chat.save(tmp_path / "one")
-    others = ChunkStore.open("memory://")
-    other = ChatSession(backbone, others, policy=SAMPLED, reuse=True)
-    other.send(told(words(63, 30), DOCUMENT[50:333], words(64, 30)), **GREEDY)
-    again = ChatSession.load(tmp_path / "one", backbone, others, reuse=True)
-    assert again.state.layout.prompt.cuts == chat.state.layout.prompt.cuts
-    report = again.send(grown(chat, first, turn.text), **GREEDY).report
-    assert report.prefilled < 80 and report.kept > 500
-    assert again.prompt_ids.tolist() == rendered_ids(again, grown(chat, first, turn.text))
-
-
-def test_a_pool_finds_the_session_of_a_prompt_whatever_its_cuts():
-    one = pool(min_tokens=100)
-    one.send(told(words(70, 30)), session_id="other", **GREEDY)
-    first = told(words(71, 60), footer=words(72, 80))
-    turn = one.send(first, **GREEDY)
-    assert one.session(turn.session_id).state.layout.prompt.cuts
-    after = one.send(grown(one.session(turn.session_id), first, turn.text), **GREEDY)
-    assert after.session_id == turn.session_id and one.metrics().by_prefix == 1
-    assert after.report.prefilled < 80

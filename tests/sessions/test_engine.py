@@ -10,7 +10,6 @@ import torch
 from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool
 from kamera.content import Conversations
 from kamera.edits import policies
-from kamera.reuse import Reuser
 from tests.content import templates
 from tests.engines.compare import relative
 from tests.patches.engine import SmallEngine
@@ -70,20 +69,3 @@ def test_a_pool_and_an_edit_policy_run_on_it(engine):
         turn = shorter.send([*shorter.messages, said(word)], **ANSWER)
     wanted = engine.plain.generate(whole(engine, [said(WORDS[2])]), **ANSWER)[0]
     assert turn.text == engine.builder.detokenize(wanted)
-
-
-def test_a_reuser_serves_a_prompt_of_it(engine):
-    reuser = Reuser(engine, ChunkStore.open("memory://"), ReusePolicy.exact())
-    for _ in range(2):
-        messages = [said(word) for word in WORDS[:3]]
-        done = reuser.prepare(messages).run()
-        asked = done.window.next_token_logits(done.question)
-        assert relative(asked, engine.plain.logits(whole(engine, messages))) < 1e-4
-
-
-def test_a_prompt_that_no_window_holds_is_answered_by_the_engine_alone(engine):
-    store = ChunkStore.open("memory://")
-    session = ChatSession(engine, store, max_tokens=8, uncached=True)
-    turn = session.send([said(WORDS[0])], **ANSWER)
-    wanted = engine.plain.generate(whole(engine, [said(WORDS[0])]), **ANSWER)[0]
-    assert turn.text == engine.builder.detokenize(wanted) and turn.report.uncached.startswith("WindowFull")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.edits import policies
-from kamera.errors import UnknownChunk
 from kamera.sessions import showing
 from kamera.window import GLUE, Arrange, Evict
 from tests.window.rig import watching
@@ -52,31 +50,6 @@ def test_a_text_that_comes_back_is_archived_and_patched_only_if_it_is_long(
     assert not [slot for slot in slots if slot.length < GLUE and slot.chunk_id in stored]
 
 
-@pytest.mark.parametrize("policy", [DEFAULT, ReusePolicy.exact()], ids=["default", "exact"])
-def test_glue_that_leaves_and_comes_back_shares_a_forward(backbone, frames, policy):
-    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy)
-    first, second = (shown(frame, f"value of tag {n}?") for n, frame in enumerate(frames[:2]))
-    session.send(first, **OPTIONS)
-    session.send([first, answered("one"), second], **OPTIONS)
-    for messages in ([second], [first, answered("one"), second]):
-        with watching(backbone) as seen:
-            session.send(messages, **OPTIONS)
-            session.flush()
-        assert len(seen.spans) == OPTIONS["max_new_tokens"], "one forward, and those of the answer"
-
-
-def test_a_leading_text_that_is_glue_is_written_nowhere(backbone):
-    store = ChunkStore.open("memory://")
-    session = ChatSession(backbone, store, policy=DEFAULT)
-    for number in range(3):
-        session.send(f"value of tag {number}?", **OPTIONS)
-    session.flush()
-    assert not store.ls()
-    ChatSession(backbone, store, policy=DEFAULT).send(LONG, **OPTIONS)
-    session.flush()
-    assert [row.kind for row in store.ls()] == ["canonical"], "a long one may lead another conversation"
-
-
 @pytest.mark.parametrize(
     ("how", "content"),
     [(how, "text") for how in ("append", "insert", "replace", "arrange")] + [("arrange", "picture")],
@@ -107,27 +80,6 @@ def test_what_a_user_put_into_a_window_can_be_recalled_in_another_process(
 
 
 SURVIVORS = ReusePolicy(minimum="survivor", audit=0.0)
-
-
-@pytest.mark.parametrize(
-    "policy", [DEFAULT, ReusePolicy.exact(), SURVIVORS], ids=["default", "exact", "survivor"]
-)
-def test_a_turn_of_a_picture_and_a_text_is_three_chunks(backbone, frames, policy):
-    """The picture, the text behind it, and the answer with the tag that opens the next turn."""
-    session, seats = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy), []
-    for number, frame in enumerate(frames[:4]):
-        session.send(shown(frame, f"value of tag {number}?"), **OPTIONS)
-        seats.append(len(session.window))
-    assert seats == [3, 6, 9, 12]
-
-
-@pytest.mark.parametrize("policy", [DEFAULT, ReusePolicy.exact()], ids=["default", "exact"])
-def test_texts_whose_pictures_left_are_one_chunk(backbone, frames, policy):
-    edit = policies.keep_last_images(1)
-    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy, edit_policy=edit)
-    for number in range(8):
-        session.send(shown(frames[number % len(frames)], f"value of tag {number}?"), **OPTIONS)
-        assert len(session.window) <= 4
 
 
 def edits(frames) -> list[list[dict]]:
@@ -179,22 +131,6 @@ def test_chunks_of_several_segments_run_no_token_more(backbone, frames, mode, po
     apart, many = ran()
     assert all(a <= b + more for a, b in zip(merged, apart, strict=True)), (merged, apart)
     assert few < many or mode == "forget"
-
-
-def test_a_chunk_of_a_conversation_that_a_user_evicts_can_be_recalled(backbone, frames):
-    """The conversation itself archives none of its chunks."""
-    store = ChunkStore.open("memory://")
-    session = ChatSession(backbone, store, policy=DEFAULT)
-    session.send(shown(frames[0], "look"), **OPTIONS)
-    window = session.window
-    dropped, slot = window.slots[1].chunk_id, window.slots[-1]
-    window.evict(len(window) - 1)
-    assert window.recall(slot.chunk_id).slot.chunk_id == slot.chunk_id
-    session.send("forget the picture", **OPTIONS)
-    session.send([{"role": "user", "content": "look"}], **OPTIONS)
-    session.flush()
-    with pytest.raises(UnknownChunk):
-        session.window.recall(dropped)
 
 
 def _at(window: KameraWindow, chunk_id: str) -> int:

@@ -12,7 +12,6 @@ from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines import calls_of, precedence
 from kamera.engines.hf import HfEngine
 from kamera.patches import Later, later_of
-from kamera.window import former_of
 from tests.models.hooks import add_hooks
 from tests.window.rig import watching
 
@@ -82,57 +81,6 @@ def test_a_turn_goes_before_the_rest_of_later_work_that_is_in_its_first_layer(
     assert seen[seen.index("later 0") :] == ["later 0", *turn, *rest]
 
 
-def test_calls_hand_over_without_waiting_and_reports_name_what_was_dropped(backbone, frames, queue):
-    window = opened(backbone, frames[:5])
-    window.flush()  # what the appends owe is not in the way
-    gate = threading.Event()
-    queue.limit = 1
-    queue.add(lambda: assert_opened(gate))
-    dropped = queue.dropped
-    reports = [window.evict(1) for _ in range(3)]
-    gone = [report.slot.chunk_id for report in reports]
-    assert queue.dropped - dropped == 2, "one piece may wait, whatever it holds"
-    reports.append(window.reorder([0, 1]))  # nothing leaves, and the note is told
-    gate.set()
-    window.flush()
-    why = "was not archived: later work held more than its 1 bytes"
-    assert [report.notes for report in reports[:2]] == [(), ()]
-    assert [report.notes for report in reports[2:]] == [(f"chunk {g[:12]} {why}",) for g in gone[:2]]
-    assert [former_of(window).store.has(former_of(window).context, chunk_id) for chunk_id in gone] == [
-        False,
-        False,
-        True,
-    ]
-
-
-def test_a_chunk_whose_archive_was_dropped_is_archived_when_it_leaves_again(backbone, frames, queue):
-    window = opened(backbone, frames[:4])
-    gate = threading.Event()
-    queue.add(lambda: assert_opened(gate))
-    gone = window.evict(1).slot.chunk_id
-    window.recall(gone)  # its archive waits, and it is here again
-    queue.limit = 1
-    window.evict(1)
-    gate.set()
-    window.flush()
-    assert not former_of(window).store.has(former_of(window).context, gone)
-    window.evict(len(window) - 1)
-    window.flush()
-    assert former_of(window).store.has(former_of(window).context, gone)
-
-
-def test_dropped_audits_are_named_too(backbone, frames, queue):
-    window = opened(backbone, frames[:3], ReusePolicy(audit=1.0))
-    gate = threading.Event()
-    queue.limit = 1
-    queue.add(lambda: assert_opened(gate))
-    for _ in range(3):
-        window.next_token_logits("What is there?")
-    gate.set()
-    window.flush()
-    assert "a slot was not audited: later work held more than its 1 bytes" in window.append(frames[3]).notes
-
-
 def test_the_account_equals_hooks_where_later_work_was_dropped(backbone, frames, queue):
     with watching(backbone, later=True) as seen:
         window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=ReusePolicy(audit=1.0))
@@ -152,7 +100,3 @@ def wait_for(holds) -> bool:
     while not holds() and time.monotonic() < end:
         time.sleep(0.001)
     return bool(holds())
-
-
-def assert_opened(gate: threading.Event) -> None:
-    assert gate.wait(60), "nobody opened the gate"

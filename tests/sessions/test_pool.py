@@ -8,7 +8,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from transformers.utils.chat_template_utils import DocstringParsingException
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.content import Conversations
@@ -18,10 +17,9 @@ from kamera.sessions import SessionPool
 from kamera.sessions.match import best_match, candidate
 from kamera.sessions.owners import Incoming
 from kamera.trust import GUARANTEES
-from kamera.window import former_of
-from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
+from tests.content.templates import LONG_TALK, TALK, picture, screens
 from tests.engines.compare import relative
-from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
+from tests.sessions.rig import EXACT, plain_logits, seeing, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}
 
@@ -56,16 +54,6 @@ def test_a_whole_history_is_found_by_its_longest_prefix():
     assert pool.metrics().by_prefix == 2 and pool.metrics().opened == 1
 
 
-def test_an_edited_history_goes_to_the_cheapest_session():
-    pool = _pool(seeing(), FULL, mode="repair", min_tokens=150)
-    pool.send(screens(2, 10), **GREEDY)
-    wanted = pool.send(screens(4), **GREEDY).session_id
-    history = screens(4)
-    del history[3:5]
-    turn = pool.send(history, **GREEDY)
-    assert turn.session_id == wanted and pool.metrics().by_edit == 1 and turn.report.vision_encodes == 0
-
-
 @pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy()])
 def test_a_conversation_keeps_one_session_however_its_client_edits_it(policy):
     """With the least number of common tokens that pools have by default, from the first short message on."""
@@ -80,33 +68,6 @@ def test_a_conversation_keeps_one_session_however_its_client_edits_it(policy):
         history.append({"role": "assistant", "content": turn.text})
     assert (len(pool), pool.metrics().opened) == (2, 2)
     pool.flush()
-
-
-def test_too_little_in_common_opens_a_session():
-    pool = _pool(seeing(), min_tokens=10_000)
-    pool.send(screens(2), **GREEDY)
-    pool.send(screens(3), **GREEDY)
-    assert (pool.metrics().opened, pool.metrics().too_little, len(pool)) == (2, 1, 2)
-
-
-def test_a_system_prompt_is_prefilled_once_for_all_sessions():
-    pool = _pool(seeing(), min_tokens=10_000)
-    for i in range(3):
-        pool.send(screens(1, 5 * i), **GREEDY)
-    assert pool.metrics().anchors == 1 and pool.metrics().opened == 3
-    windows = [pool.session(name).window for _, name in pool._entries]
-    assert len({id(former_of(w).anchor.kv) for w in windows}) == 1
-
-
-def test_kv_that_knows_more_than_its_prompt_is_its_owners_alone():
-    pool = _pool(seeing(), FULL, mode="amortize")
-    pool.send(screens(3), "mine", **GREEDY)
-    history = screens(3)
-    del history[1:3]
-    assert pool.send(history, "mine", **GREEDY).report.guarantee in ("survivor", "near")
-    other = pool.send([*history, {"role": "user", "content": "more"}], **GREEDY)
-    assert other.session_id != "mine" and other.report.guarantee not in ("survivor", "near")
-    assert pool.metrics().tainted == 1
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -189,18 +150,6 @@ def test_tenants_share_neither_sessions_nor_chunks():
         _pool().send("hi", None, "b", **GREEDY)
 
 
-def test_the_least_recently_used_session_leaves():
-    pool = _pool(max_sessions=2)
-    for name in ("a", "b"):
-        pool.send([{"role": "user", "content": f"{name} is a letter"}], name, **GREEDY)
-    pool.send("more", "a", **GREEDY)
-    pool.send([{"role": "user", "content": "c is one too"}], "c", **GREEDY)
-    assert len(pool) == 2 and pool.metrics().evicted_count == 1
-    with pytest.raises(UnknownSession, match="whole history"):
-        pool.send("more", "b", **GREEDY)
-    assert pool.send("more", "a", **GREEDY).session_id == "a"
-
-
 def test_bytes_are_bounded_by_what_windows_hold():
     one = _pool(max_bytes=1 << 40)
     one.send(LONG_TALK, "a", **GREEDY)
@@ -209,40 +158,6 @@ def test_bytes_are_bounded_by_what_windows_hold():
     for name in ("a", "b"):
         pool.send([{"role": "user", "content": name}, *LONG_TALK[1:]], name, **GREEDY)
     assert len(pool) == 1 and pool.metrics().evicted_bytes == 1
-
-
-def test_other_tools_are_another_conversation():
-    pool = _pool(speaking("thinking"))
-    pool.send(TALK[:1], **GREEDY)
-    pool.send(TALK[:1], tools=TOOLS, **GREEDY)
-    assert pool.metrics().opened == 2
-
-
-def test_bytes_may_be_written_with_their_unit(tmp_path):
-    pool = _pool(max_bytes="8GiB", save=tmp_path, max_saved_bytes="1.5 MiB")
-    assert pool.max_bytes == 8 << 30
-    assert pool.send("hello", **GREEDY).text == _pool(max_bytes=8 << 30).send("hello", **GREEDY).text
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_sessions": 0},
-        {"max_sessions": "3"},
-        {"max_sessions": 2.5},
-        {"max_bytes": 0},
-        {"max_bytes": "much"},
-        {"min_tokens": -1},
-        {"min_tokens": None},
-        {"max_tokens": 0},
-        {"mode": "x"},
-        {"edit_policy": 3},
-    ],
-    ids=str,
-)
-def test_limits_that_mean_nothing_are_refused(wrong):
-    with pytest.raises(ValueError):
-        _pool(**wrong)
 
 
 def _said(pool: SessionPool, messages) -> str:
@@ -314,42 +229,3 @@ def test_two_hundred_sessions_answer_as_uncached_runs_do():
     pool = _threads(200, 4, 200)
     counted = pool.metrics()
     assert counted.requests == 800 and counted.failed == 0 and len(pool) <= 200
-
-
-def test_tools_that_have_no_schema_fail_their_own_request_alone():
-    pool = _pool()
-    pool.send(TALK, session_id="a", **GREEDY)
-
-    def undocumented(x):
-        return x
-
-    for tool in (undocumented, {"type": "function", ("a", "b"): 1}):
-        with pytest.raises((DocstringParsingException, TypeError)):
-            pool.send("more", session_id="a", tools=[tool], **GREEDY)
-        pool.send(LONG_TALK, **GREEDY)
-        pool.edit("a", [])
-        assert not any(entry.busy for entry in pool._entries.values())
-
-
-def test_a_pool_answers_while_the_edit_policy_of_another_works():
-    working, go = threading.Event(), threading.Event()
-
-    def waits(messages, turn):
-        working.set()
-        assert go.wait(60)
-        return messages
-
-    slow, quick = _pool(edit_policy=waits), _pool()
-    thread = threading.Thread(target=lambda: slow.send(TALK, **GREEDY))
-    thread.start()
-    assert working.wait(60)
-    asked = threading.Thread(
-        target=lambda: quick._reserve(Incoming(quick._anchors_of(""), quick._manner, TALK))
-    )
-    asked.start()
-    asked.join(20)
-    waited = asked.is_alive()
-    go.set()
-    thread.join()
-    asked.join()
-    assert not waited

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 import pytest
 import torch
 
@@ -12,11 +9,8 @@ from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, SessionPo
 from kamera.content import common_prefix
 from kamera.edits import policies
 from kamera.engines.hf import HfEngine
-from kamera.errors import StoreError
-from kamera.patches import later_of
-from kamera.store.disk import syncing
 from kamera.trust import weakest
-from kamera.window import Arrange, former_of
+from kamera.window import Arrange
 from tests.models import tiny
 from tests.window.rig import watching
 
@@ -93,18 +87,6 @@ def test_whatever_leaves_amortize_runs_what_the_conversation_adds(backbone, fram
         assert i < keep or weakest(slot.guarantee for slot in session.window.slots) != "exact"
 
 
-def test_answers_of_any_length_are_kept_for_the_next_turn(backbone):
-    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
-    held: list[int] = []
-    for length in (5, 3, 8, 1, 4):
-        heard, options = Heard(), {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
-        with watching(backbone) as seen:
-            session.send(f"value of tag {length}?", streamer=heard, **options)
-        prompt = session.prompt_ids.tolist()
-        assert seen.spans == [len(prompt) - common_prefix(prompt, held), *[1] * (length - 1)]
-        held = heard.ids[:-1]
-
-
 @pytest.mark.parametrize("keep", [1, 3])
 def test_an_agent_that_keeps_the_last_pictures_pays_no_more_than_a_prefix_cache(backbone, frames, keep):
     """Before the answer: the tokens behind the first change of the prompt, in at most two forwards."""
@@ -123,15 +105,6 @@ def test_an_agent_that_keeps_the_last_pictures_pays_no_more_than_a_prefix_cache(
         before = prompt
 
 
-def test_what_is_over_runs_no_forward_before_the_answer(backbone, frames):
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
-    for frame in frames[:4]:
-        assert window.append(frame).forwards == 1
-    with watching(backbone) as seen:
-        report = window.slide()
-        assert (seen.forwards, seen.encodes) == (report.forwards, 0) == (1, 0), "survivors in one forward"
-
-
 def test_a_patch_is_formed_when_the_same_antecedents_come_back_and_served_the_next_time(backbone, frames):
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
     for frame in frames[:3]:
@@ -148,57 +121,6 @@ def test_a_patch_is_formed_when_the_same_antecedents_come_back_and_served_the_ne
         report = window.reorder(order)
         assert report.forwards == 0
         assert {slot.guarantee for slot in window} == {"exact", "patched"}
-
-
-def test_an_evicted_chunk_is_archived_later_and_can_be_recalled_at_once(backbone, frames):
-    store = ChunkStore.open("memory://")
-    window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
-    for frame in frames[:3]:
-        window.append(frame)
-    middle = window[1].chunk_id
-    window.evict(1)
-    assert window.recall(middle).vision_encodes == 0
-    window.evict(2)
-    window.flush()
-    assert store.has(former_of(window).context, middle)
-
-
-def test_what_is_to_be_archived_is_known_to_every_window_on_the_store_and_kept_when_it_closes(
-    backbone, frames, tmp_path
-):
-    gate = threading.Event()
-    with ChunkStore.open(tmp_path / "store") as store:
-        window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
-        later_of(backbone).add(lambda: assert_opened(gate))
-        for frame in frames[:2]:
-            window.append(frame)
-        gone = window.evict(1).slot.chunk_id
-        other = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
-        assert other.recall(gone).vision_encodes == 0
-        gate.set()
-    with ChunkStore.open(tmp_path / "store") as store:
-        assert store.has(former_of(window).context, gone)
-
-
-def test_a_chunk_that_could_not_be_archived_later_is_named_in_the_next_report(backbone, frames, monkeypatch):
-    store = ChunkStore.open("memory://")
-    window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
-    for frame in frames[:3]:
-        window.append(frame)
-    window.flush()
-
-    def full(records):
-        raise StoreError("no space left, says the test")
-
-    monkeypatch.setattr(store, "put_many", full)
-    gone = window.evict(1).slot.chunk_id
-    window.flush()
-    report = window.reorder([1, 0])
-    assert any(gone[:12] in note and "no space left" in note for note in report.notes)
-
-
-def assert_opened(gate: threading.Event) -> None:
-    assert gate.wait(60), "nobody opened the gate"
 
 
 def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
@@ -258,67 +180,3 @@ def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model
     assert report.forwards == 1 or not own.facts.joins
     plain = Prefilled(own, chunks)
     assert max(worst(live(window, i), plain.kv(i)) for i in range(len(chunks))) <= 1e-4
-
-
-def counted_syncs(monkeypatch) -> list[threading.Thread]:
-    """The threads that sync from now on, once for each sync."""
-    synced = list[threading.Thread]()
-    for owner, name in ((os, "fsync"), (os, "fdatasync"), (syncing, "_syncfs")):
-        real = getattr(owner, name)
-
-        def counting(descriptor, real=real):
-            synced.append(threading.current_thread())
-            return real(descriptor)
-
-        monkeypatch.setattr(owner, name, counting)
-    return synced
-
-
-def test_what_an_operation_leaves_for_later_is_put_in_two_batches_of_two_syncs(
-    backbone, frames, tmp_path, monkeypatch
-):
-    with ChunkStore.open(tmp_path / "store") as store:
-        if not store._disk._syncs_all:
-            pytest.skip("this file system is not known to sync all at once")
-        window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
-        for frame in frames[:4]:
-            window.append(frame)
-        window.flush()
-        window.reorder([3, 2, 1, 0])
-        window.flush()
-        synced, before = counted_syncs(monkeypatch), len(store.ls())
-        window.reorder(
-            [3, 2, 1, 0]
-        )  # these antecedents came back: the canonicals, then patches that read them
-        window.flush()
-        assert len(store.ls()) >= before + 4
-        assert 0 < len(synced) <= 4 and threading.current_thread() not in synced
-
-
-@pytest.mark.parametrize("policy", [ReusePolicy.exact(), DEFAULT, ReusePolicy()])
-def test_no_thread_that_answers_writes_to_the_disk(backbone, frames, tmp_path, monkeypatch, policy):
-    """Encodings, canonicals and patches are stored as later work, and are there after a flush."""
-    synced = counted_syncs(monkeypatch)
-    with ChunkStore.open(tmp_path / "store") as store:
-        session = ChatSession(backbone, store, policy=policy, edit_policy=policies.keep_last_images(2))
-        session.send([shown(frames[0])], **OPTIONS)
-        session.flush()
-        synced.clear()
-        for frame in frames[1:5]:
-            session.send([*session.messages, shown(frame)], **OPTIONS)
-        session.flush()
-        assert synced and threading.current_thread() not in synced
-        assert len([row for row in store.ls("encoding")]) == 5
-
-
-def test_a_picture_whose_encoding_is_not_stored_yet_is_not_encoded_again(backbone, frames):
-    store, gate = ChunkStore.open("memory://"), threading.Event()
-    later_of(backbone).add(gate.wait)
-    one, two = (KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT) for _ in range(2))
-    with watching(backbone) as seen:
-        one.append(frames[0]), two.append(frames[0])
-        one.append(frames[1]), two.append(frames[1])
-    assert seen.encodes == 2 and not store.ls("encoding")
-    gate.set()
-    one.flush()
-    assert len(store.ls("encoding")) == 2

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
-from kamera.patches import later_of
-from kamera.window import Append, Arrange, anticipate, former_of, respond
+from kamera import Chunk, KameraWindow, ReusePolicy
+from kamera.window import Append, Arrange, anticipate, respond
 from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, SYSTEM, Prefilled, Snapshot, make, rig, watching
@@ -61,18 +58,6 @@ def test_an_append_that_slides_is_one_forward_of_its_own_tokens(family, policy):
     assert window.slots[0].position == plain.slots[0].position
 
 
-def test_pictures_that_leave_two_at_a_time():
-    backbone, chunks = rig("qwen2_5_vl", 7)
-    pictures, small = chunks[:6], texts(backbone, 2, 3)
-    window = full(backbone, [*small, *pictures[:2]])
-    with watching(backbone) as seen:
-        report = prepared(window).append(pictures[2])
-    assert seen.spans == [pictures[2].num_tokens]
-    assert [slot.chunk_id for slot in report.evicted][:2] == [chunk.id for chunk in small]
-    held = [*small, *pictures[:3]][len(report.evicted) :]
-    assert relative(window.next_token_logits(QUESTION), Prefilled(backbone, held).logits) <= 1e-4
-
-
 @pytest.mark.parametrize("operation", ["size", "slide", "evict", "plan", "respond"])
 def test_a_wrong_guess_changes_nothing(operation):
     backbone, _ = rig("llama_mqa")
@@ -111,87 +96,3 @@ def test_a_wrong_guess_changes_nothing(operation):
     assert torch.equal(after.ids, wanted.ids) and torch.equal(after.positions, wanted.positions)
     assert relative(after.logits, wanted.logits) <= 1e-5
     assert [slot.guarantee for slot in after.slots] == [slot.guarantee for slot in wanted.slots]
-
-
-def test_a_smaller_chunk_than_foreseen_lets_no_more_leave_than_it_needs():
-    backbone, _ = rig("llama_mqa")
-    chunks = texts(backbone, 3)
-    large = backbone.chunk_from_tensors(samples.text_ids(20, seed=9), label="large")
-    window = prepared(full(backbone, [*chunks[:2], large]))
-    assert [slot.chunk_id for slot in window.append(chunks[2]).evicted] == [chunks[0].id]
-    held = [chunks[1], large, chunks[2]]
-    assert relative(window.next_token_logits(QUESTION), Prefilled(backbone, held).logits) <= 1e-4
-
-
-def test_what_was_prepared_in_a_context_that_is_withheld_since_serves_nothing():
-    backbone, _ = rig("llama_mqa")
-    chunks = texts(backbone, 4)
-    window = prepared(full(backbone, chunks[:3]))
-    former_of(window).store.withheld.add(former_of(window).context, "the test withholds it")
-    again = len(SYSTEM) + 3 * chunks[0].num_tokens  # the window as it stood, apart from the store
-    assert window.append(chunks[3]).tokens_recomputed == again + 3 * chunks[3].num_tokens
-    assert relative(window.next_token_logits(QUESTION), Prefilled(backbone, chunks[1:]).logits) <= 1e-4
-
-
-def test_nothing_is_prepared_where_nothing_leaves_or_leaving_runs_nothing():
-    backbone, _ = rig("llama_mqa")
-    chunks = texts(backbone, 4)
-    lax = ReusePolicy(minimum="survivor", rank=FULL_RANK)
-    windows = [
-        make(backbone, None, *chunks[:3]),
-        full(backbone, chunks[:3], lax, on_leave="keep"),
-        make(backbone, None, max_tokens=100),
-    ]
-    for window in windows:
-        with watching(backbone, later=True) as seen:
-            prepared(window)
-        assert (seen.forwards, later_of(backbone).held_bytes) == (0, 0)
-
-
-def test_the_account_bears_it_as_later_work_and_a_window_that_is_gone_holds_nothing():
-    backbone, _ = rig("llama_mqa")
-    chunks = texts(backbone, 4)
-    with watching(backbone, later=True) as seen:
-        window = full(backbone, chunks[:3], ReusePolicy(audit=0.0))
-        prepared(window)
-        later = window.usage().background.tokens
-        assert later >= 2 * chunks[0].num_tokens
-        assert later_of(backbone).held_bytes > 0
-        window.append(chunks[3])
-        window.flush()
-    usage = window.usage()
-    assert usage.now.forwards + usage.background.forwards == seen.forwards
-    assert usage.now.tokens + usage.background.tokens == seen.tokens
-    prepared(window)
-    assert later_of(backbone).held_bytes > 0
-    del window
-    gc.collect()
-    assert later_of(backbone).held_bytes == 0
-
-
-def test_what_is_prepared_keeps_alive_no_window_that_is_gone():
-    """Nothing comes behind it: the queue itself looks for what nobody wants only when it is used."""
-    backbone, _ = rig("llama_mqa")
-    window = full(backbone, texts(backbone, 3), ReusePolicy(audit=0.0))
-    prepared(window)
-    assert later_of(backbone).held_bytes > 0
-    gone = [
-        weakref.ref(one) for one in (window._state, window._stage, former_of(window), former_of(window).store)
-    ]
-    del window
-    gc.collect()
-    assert [one() for one in gone] == [None] * 4
-
-
-def test_a_fork_has_its_own_and_a_recall_is_served_too():
-    backbone, _ = rig("llama_mqa")
-    chunks = texts(backbone, 4)
-    store = ChunkStore.open("memory://")
-    make(backbone, store, chunks[3], policy=EXACT).evict(0)
-    room = len(SYSTEM) + sum(chunk.num_tokens for chunk in chunks[:3])
-    window = make(backbone, store, *chunks[:3], policy=EXACT, max_tokens=room)
-    prepared(window)
-    branch = window.fork()
-    assert branch.append(chunks[3]).tokens_recomputed > chunks[3].num_tokens
-    assert window.recall(chunks[3].id).tokens_recomputed == chunks[3].num_tokens
-    assert torch.allclose(window.next_token_logits(QUESTION), branch.next_token_logits(QUESTION), atol=1e-4)

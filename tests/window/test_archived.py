@@ -81,20 +81,6 @@ def test_chunks_that_leave_from_any_place_are_archived_as_the_model_computes_the
     assert check(window, chunks) == len(chunks)
 
 
-def test_a_survivor_that_is_in_its_old_company_again_is_archived_when_it_leaves(pieces):
-    backbone, chunks = pieces
-    policy = POLICIES["survivors"]
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), SYSTEM, policy=policy)
-    window.append(chunks[0])
-    window.append(chunks[1])
-    assert window.slide().slot.guarantee == "exact" and window.slots[0].guarantee == "survivor"
-    window.insert(0, chunks[0])
-    assert [slot.guarantee for slot in window] == ["exact", "exact"]
-    window.slide(2)
-    assert check(window, chunks) == 2
-    assert window.recall(chunks[1].id).slot.guarantee == "exact"
-
-
 @pytest.mark.parametrize("policy", ["default", "survivors"])
 @given(steps=st.lists(st.tuples(OPERATIONS, st.integers(0, 5)), min_size=2, max_size=8))
 @settings(max_examples=5, deadline=None)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.errors import NotKept, StoreClosed, StoreError, UnknownChunk
-from kamera.store import StoreAdmin
-from kamera.window import former_of
+from kamera.errors import StoreError
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, make, relative, rig
 
@@ -138,100 +135,6 @@ def test_every_operation_goes_on_by_prefill(pieces, tmp_path, monkeypatch, reque
             assert relative(window.next_token_logits(QUESTION), plain.logits) <= 1e-4, name
             assert guarantees(window) == ["exact"] * 3
             window.fork().save(tmp_path / f"{name}-window") if name in ("closed", "locked") else None
-
-
-def test_one_warning_says_so_and_every_report_does(pieces, failing):
-    backbone, (*_, c, d) = pieces
-    window, _ = failing
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        reports = [window.append(c)]
-        window.flush()  # the encoding is stored as later work
-        reports.append(window.append(d))
-    told = [str(w.message) for w in caught if w.category is NotKept]
-    assert len(told) == 1 and "\n" not in told[0]
-    assert all(any("not kept" in note for note in report.notes) for report in reports)
-    assert window.fork().next_token_logits(QUESTION).isfinite().all()
-    assert backbone is former_of(window).backbone
-
-
-@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
-def test_what_was_not_kept_is_kept_when_it_leaves_later(pieces, tmp_path, monkeypatch):
-    backbone, (a, b, c, _) = pieces
-    store = ChunkStore.open(tmp_path / "store")
-    window = make(backbone, store, a, b)
-    with monkeypatch.context() as patched:
-        full(store, patched)
-        window.append(c)
-    assert not store.contexts_of(c.id)
-    window.evict(2)
-    assert store.contexts_of(c.id)
-    assert window.recall(c.id).forwards == 0
-    store.close()
-
-
-@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
-def test_the_leading_chunk_is_kept_when_it_leaves_later(pieces, tmp_path, monkeypatch):
-    backbone, (a, b, *_) = pieces
-    store = ChunkStore.open(tmp_path / "store")
-    window = make(backbone, store)
-    with monkeypatch.context() as patched:
-        full(store, patched)
-        window.append(a)
-    window.append(b)
-    window.slide()
-    assert store.contexts_of(a.id)
-    store.close()
-
-
-@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
-def test_a_patch_that_is_not_kept_costs_no_append(pieces, tmp_path, monkeypatch):
-    backbone, (a, b, c, _) = pieces
-    window = make(backbone, ChunkStore.open("memory://"), a, b)
-    window.flush()
-    refusing_puts(former_of(window).store, monkeypatch)
-    assert window.append(c).slot.guarantee == "exact"
-    window.save(tmp_path / "w")
-    window.flush()
-
-
-def test_a_recall_that_needs_the_store_names_what_failed(pieces, failing):
-    _, (_, b, *_) = pieces
-    window, _ = failing
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotKept)
-        window.evict(1)
-        try:
-            report = window.recall(b.id)
-        except (StoreError, UnknownChunk) as error:
-            assert "\n" not in str(error) and "delete" not in str(error)
-            assert len(window) == 1
-        else:
-            assert report.slot.chunk_id == b.id
-
-
-def test_a_closed_store_says_so_by_name(tmp_path, pieces):
-    backbone, chunks = pieces
-    for url in ("memory://", tmp_path / "store"):
-        store = ChunkStore.open(url)
-        window = make(backbone, store, chunks[0])
-        store.close()
-        store.close()  # twice is once
-        calls = (
-            lambda s=store, w=window: s.get_canonical(former_of(w).context, chunks[0].id),
-            lambda s=store: s.ls(),
-            lambda s=store: StoreAdmin(s).stats(),
-            lambda s=store: StoreAdmin(s).verify(),
-            lambda s=store: StoreAdmin(s).delete("0" * 64),
-            lambda s=store: s.flush(),
-            lambda s=store: s.contexts_of(chunks[0].id),
-            lambda s=store: KameraWindow(backbone, s, [5], policy=ReusePolicy(forms="always")),
-        )
-        for call in calls:
-            with pytest.raises(StoreClosed, match=r"closed: open it again") as caught:
-                call()
-            assert "delete" not in str(caught.value)
-        assert repr(store).startswith("ChunkStore(")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera import Chunk, ChunkStore, ReusePolicy
+from kamera import Chunk, ReusePolicy
 from kamera.window import Arrange, former_of
 from tests.engines.compare import relative
 from tests.models import samples
@@ -50,73 +50,6 @@ def test_an_edited_text_is_prefilled_from_its_first_change(family, policy):
     assert off(window, [a, new]) <= 1e-4
     window.append(b)  # behind KV that was put together
     assert off(window, [a, new, b]) <= 1e-4
-
-
-@pytest.mark.parametrize("policy", [EXACT, FORM], ids=["exact", "form"])
-def test_a_head_by_itself_needs_no_forward(policy):
-    backbone, (a, *_) = rig("llama_mqa")
-    window = make(backbone, None, a, text(backbone, WHOLE), policy=policy)
-    new = edited(backbone, more=0)
-    assert window.replace(1, new).forwards == 0
-    assert window.slots[1].guarantee == "exact"
-    assert off(window, [a, new]) <= 1e-4
-
-
-def test_the_canonical_of_a_head_is_cut_out_of_the_stored_one():
-    backbone, _ = rig("llama_mqa")
-    store = ChunkStore.open("memory://")
-    window = make(backbone, store, text(backbone, WHOLE), policy=FORM)
-    new = edited(backbone, more=0)
-    assert window.replace(0, new).forwards == 0
-    cut = store.get_canonical(former_of(window).context, new.id)
-    whole = store.get_canonical(former_of(window).context, text(backbone, WHOLE).id)
-    pairs = zip(cut.kv, whole.kv, strict=True)
-    assert all(torch.equal(a[n], b[n][:, :25]) for a, b in pairs for n in a)
-    assert off(window, [new]) <= 1e-4
-    apart = make(backbone, ChunkStore.open("memory://"), new, policy=FORM)
-    theirs = former_of(apart).store.get_canonical(former_of(apart).context, new.id).kv
-    assert all(torch.allclose(a[n], b[n], atol=1e-5) for a, b in zip(cut.kv, theirs, strict=True) for n in a)
-
-
-def test_behind_another_context_nothing_of_it_is_taken():
-    backbone, (a, b, *_) = rig("llama_mqa")
-    window = make(backbone, None, a, text(backbone, WHOLE), policy=EXACT)
-    new = edited(backbone)
-    for order in ([b, new], [a, b, new]):
-        branch = window.fork()
-        held = {slot.chunk_id: slot for slot in branch.slots}
-        report = branch.run(Arrange([held.get(chunk.id, chunk) for chunk in order]))
-        assert report.tokens_recomputed >= b.num_tokens + new.num_tokens
-        assert off(branch, order) <= 1e-4
-
-
-def test_patched_kv_is_not_taken_and_a_short_head_at_its_own_place_alone():
-    backbone, (a, b, *_) = rig("llama_mqa")
-    whole, store = text(backbone, WHOLE), ChunkStore.open("memory://")
-    make(backbone, store, a, b, whole, policy=FORM)
-    window = make(backbone, store, a, b, whole, policy=FORM)
-    assert window.slots[2].guarantee == "patched"
-    new = edited(backbone)
-    assert window.plan(replacing(window, 2, new)).heads == {}
-    window.replace(2, new)
-    assert off(window, [a, b, new]) <= 1e-4
-    exact = make(backbone, None, a, whole, policy=EXACT)
-    assert list(exact.plan(replacing(exact, 1, edited(backbone, head=8))).heads.values()) == [8]
-    short = edited(backbone, head=7)
-    assert list(exact.plan(replacing(exact, 1, short)).heads.values()) == [7], (
-        "at the place of what it replaces"
-    )
-    assert exact.plan(Arrange([exact[0], b, short])).heads == {}
-
-
-def test_after_a_slide_a_head_stands_where_it_was_computed():
-    backbone, (a, b, *_) = rig("llama_mqa")
-    window = make(backbone, None, a, b, text(backbone, WHOLE), policy=FORM)
-    window.slide()  # the text is a survivor, and still knows a
-    new = edited(backbone)
-    assert window.plan(replacing(window, 1, new)).heads == {}
-    window.replace(1, new, on_leave="exact")
-    assert off(window, [b, new]) <= 1e-4
 
 
 @settings(max_examples=10, deadline=None)

@@ -9,7 +9,6 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
-from kamera.errors import UnknownChunk
 from kamera.store import StoreAdmin
 from kamera.window import Append, former_of
 from kamera.window.steps import Cost, Harvest, Place
@@ -72,55 +71,6 @@ def test_a_picture_is_encoded_once_for_all_prompts(family, store):
     assert StoreAdmin(store).stats().encodings == 2
 
 
-def test_no_byte_of_an_encoding_is_stored_twice(pieces, store):
-    backbone, chunks = pieces
-    for system in (PLANNER, GROUNDER):
-        window(backbone, store, system, chunks[0])
-    (encoding,) = store.ls("encoding")
-    held = store.get_encoding(encoding.context.fingerprint, chunks[0].id)
-    assert held.embeds["inputs_embeds"].shape[1] == chunks[0].num_tokens
-    for info in store.ls("canonical"):
-        record = store.get_canonical(info.context, info.chunk_id)
-        assert info.base == record.vision == encoding.context.fingerprint
-        assert not [name for name in record.tensors() if "embeds" in name]
-
-
-def test_what_is_archived_later_is_still_encoded_once(pieces, store):
-    backbone, chunks = pieces
-    first = window(backbone, store, PLANNER, chunks[0])
-    first.append(chunks[1], archive="later")
-    assert window(backbone, store, GROUNDER).append(chunks[1]).vision_encodes == 0
-
-
-def test_a_damaged_encoding_is_refused_and_made_again(pieces, store):
-    backbone, chunks = pieces
-    window(backbone, store, PLANNER, chunks[0])
-    flip(file_of(Path(store.url), key_of(store, "encoding")))
-    other = window(backbone, store, GROUNDER)
-    report = other.append(chunks[0])
-    assert report.vision_encodes == 1 and "encoding refused" in report.notes[0]
-    assert torch.equal(logits(other), unshared(backbone, GROUNDER, chunks[0]))
-    assert len(StoreAdmin(store).quarantine.copies()) == len(store.ls("encoding")) == 1
-
-
-def test_a_canonical_without_its_encoding_is_a_named_miss(pieces, store):
-    backbone, chunks = pieces
-    made = window(backbone, store, PLANNER, *chunks[:2])
-    made.evict(0)
-    made.flush()
-    lost = next(i.key for i in store.ls("encoding") if i.chunk_id == chunks[0].id)
-    StoreAdmin(store).delete(lost)
-    with pytest.raises(UnknownChunk, match=r"the encoding of chunk .* append its content again"):
-        made.recall(chunks[0].id)
-    planned = made.plan(Append(chunks[0])).cost
-    report = made.append(chunks[0])
-    assert report.vision_encodes == planned.encodes == 1
-    made.flush()
-    assert store.has(store.ls("encoding")[0].context, chunks[0].id, kind="encoding")
-    made.evict(1)
-    assert made.recall(chunks[0].id).vision_encodes == 0
-
-
 def _other_layers(backbone: HfEngine) -> None:
     with torch.no_grad():
         next(backbone.decoder.layers[0].parameters()).mul_(1.5)
@@ -158,28 +108,6 @@ def test_an_encoding_belongs_to_its_vision_part(change, same):
     assert (backbone.vision_fingerprint == vision) == same
 
 
-def test_autocast_makes_other_encodings(pieces):
-    backbone, _ = pieces
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = backbone.vision_fingerprint
-    assert under != backbone.vision_fingerprint
-
-
-def test_other_layers_take_the_encoding_of_the_same_tower(store):
-    backbone, chunks = rig(FAMILY)
-    window(backbone, store, PLANNER, chunks[0])
-    model = tiny.build(FAMILY)
-    model.load_state_dict(backbone.model.state_dict())
-    tuned = HfEngine(model)
-    _other_layers(tuned)
-    tuned.refresh()
-    again = tuned.chunk_from_tensors(chunks[0].input_ids, **chunks[0].inputs)
-    assert again.id == chunks[0].id and tuned.fingerprint != backbone.fingerprint
-    made = window(tuned, store, PLANNER)
-    assert made.append(again).vision_encodes == 0
-    assert torch.equal(logits(made), unshared(tuned, PLANNER, again))
-
-
 # -- anchors ---------------------------------------------------------------------------------------
 
 
@@ -198,17 +126,6 @@ def test_a_prompt_is_prefilled_once_a_store(kv, pieces, tmp_path):
         assert torch.equal(logits(again), unshared(backbone, PLANNER, chunks[0]))
 
 
-def test_a_load_runs_no_forward(pieces, store, tmp_path):
-    backbone, chunks = pieces
-    made = window(backbone, store, PLANNER, *chunks[:2])
-    before = logits(made)
-    made.save(tmp_path / "w")
-    with backbone.measure() as work:
-        back = KameraWindow.load(tmp_path / "w", backbone, store)
-    assert (work.forwards, work.vision_encodes) == (0, 0)
-    assert torch.equal(logits(back), before)
-
-
 def test_a_damaged_anchor_is_prefilled_again(pieces, store):
     backbone, chunks = pieces
     window(backbone, store, PLANNER)
@@ -218,16 +135,6 @@ def test_a_damaged_anchor_is_prefilled_again(pieces, store):
     assert work.forwards == 1 and len(store.ls("anchor")) == 1
     made.append(chunks[0])
     assert torch.equal(logits(made), unshared(backbone, PLANNER, chunks[0]))
-
-
-def test_an_anchor_serves_its_own_model_alone(store):
-    one, other = (HfEngine(tiny.build(FAMILY)) for _ in range(2))
-    _other_layers(other)
-    other.refresh()
-    window(one, store, PLANNER)
-    with other.measure() as work:
-        window(other, store, PLANNER)
-    assert work.forwards == 1 and len(store.ls("anchor")) == 2
 
 
 # -- bases -----------------------------------------------------------------------------------------
@@ -259,32 +166,8 @@ def test_planner_and_grounder_share_encoding_and_canonical(pieces, store):
     assert torch.allclose(logits(later), unshared(backbone, GROUNDER, *chunks[:2]), atol=1e-4, rtol=1e-4)
 
 
-def test_a_patch_of_a_base_is_served_when_its_encoding_has_left_the_store(pieces, store):
-    backbone, chunks = pieces
-    for system in (PLANNER, GROUNDER):
-        window(backbone, store, system, *chunks[:2], policy=PATCHED)
-    for info in store.ls("encoding"):
-        StoreAdmin(store).delete(info.key)
-    later = window(backbone, store, GROUNDER, policy=PATCHED)
-    for chunk in chunks[:2]:
-        report = later.append(chunk)
-        assert (report.forwards, report.slot.guarantee) == (0, "patched")
-        assert "base" in report.notes[0]
-
-
 def tensor_anchor(store: ChunkStore) -> str:
     return store.ls("canonical")[0].context.anchor[:8]
-
-
-def test_an_exact_policy_takes_no_base(pieces, store):
-    backbone, chunks = pieces
-    window(backbone, store, PLANNER, chunks[0], policy=PATCHED)
-    window(backbone, store, GROUNDER, chunks[0], policy=PATCHED)
-    made = window(backbone, store, GROUNDER)
-    report = made.append(chunks[0])
-    assert (report.forwards, report.slot.guarantee) == (1, "exact")
-    assert torch.equal(logits(made), unshared(backbone, GROUNDER, chunks[0]))
-    assert len(store.ls("canonical")) == 2
 
 
 @pytest.mark.parametrize("other", ["tenant", "form"])
@@ -298,46 +181,3 @@ def test_no_base_of_another_tenant_or_form(other, pieces, tmp_path):
         assert not [s for s in made.plan(Append(chunks[0])).steps if isinstance(s, Harvest) and s.base]
         report = made.append(chunks[0])
         assert report.slot.guarantee == "exact" and report.vision_encodes == (other == "tenant")
-
-
-def test_a_damaged_base_is_refused_and_the_chunk_prefilled(pieces, store):
-    backbone, chunks = pieces
-    window(backbone, store, PLANNER, chunks[0], policy=PATCHED)
-    window(backbone, store, GROUNDER, chunks[0], policy=PATCHED)
-    flip(file_of(Path(store.url), key_of(store, "canonical")))
-    made = window(backbone, store, GROUNDER, policy=PATCHED)
-    report = made.append(chunks[0])
-    assert report.slot.guarantee == "exact" and "canonical refused" in " ".join(report.notes)
-    assert torch.equal(logits(made), unshared(backbone, GROUNDER, chunks[0]))
-
-
-def test_a_chunk_behind_another_prompt_is_recalled_by_its_id(pieces, store):
-    backbone, chunks = pieces
-    window(backbone, store, PLANNER, chunks[0])
-    made = window(backbone, store, GROUNDER)
-    report = made.recall(chunks[0].id)
-    assert (report.slot.guarantee, report.vision_encodes) == ("exact", 0)
-    assert torch.equal(logits(made), unshared(backbone, GROUNDER, chunks[0]))
-
-
-def test_a_based_chunk_slides_and_comes_back(pieces, store):
-    backbone, chunks = pieces
-    window(backbone, store, PLANNER, *chunks, policy=PATCHED)
-    made = window(backbone, store, GROUNDER, *chunks[:3], policy=PATCHED)
-    made.slide()
-    assert made.recall(chunks[0].id).slot.guarantee in ("patched", "exact")
-    made.reorder([2, 0, 1])
-    assert len(store.ls("canonical")) == 4
-
-
-def test_no_patch_is_formed_of_what_was_not_prefilled(pieces, tmp_path):
-    """A window that came to another store has canonicals with patches: they are no prefills."""
-    backbone, chunks = pieces
-    with ChunkStore.open("memory://") as one:
-        made = window(backbone, one, PLANNER, *chunks[:2], policy=PATCHED)
-        made.evict(1)
-        assert made.recall(chunks[1].id).slot.guarantee == "patched"
-        made.save(tmp_path / "w")
-    with ChunkStore.open("memory://") as other:
-        KameraWindow.load(tmp_path / "w", backbone, other).evict(1)
-        assert not [i for i in other.ls() if i.kind == "exact"]
