@@ -73,6 +73,10 @@ class Fields:
         """An entry's place in the body."""
         return f"{self._at}.{name}" if self._at else name
 
+    def get(self, name: str, default: Any) -> Any:
+        """An entry as it was sent, which stays to be read; the default if it is absent."""
+        return self._entries.get(name, default)
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 

@@ -178,12 +178,27 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in entries.items() if v is not None}}
 
 
-def choose_tools(body: Fields, tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The tools of a request of OpenAI's; none under ``tool_choice`` "none"."""
-    choice = body.take("tool_choice", str, "auto")
-    if choice not in ("auto", "none"):
-        raise body.wrong("tool_choice", choice, '"auto" or "none": no call can be forced')
-    return () if choice == "none" else tuple(tools)
+Format = tuple[dict[str, Any], str]
+"""The JSON schema of an answer, and where it stands in its request."""
+
+
+def choose_tools(body: Fields, tools: list[dict[str, Any]], wrapped: bool) -> dict[str, Any]:
+    """The ``tools`` of a request of OpenAI's, none under ``tool_choice`` "none", and what is said of calls.
+
+    ``forced`` are the names of those of which one has to be called; a ``single`` answer has no second call.
+    Chat has the name of a tool that has to be called ``wrapped`` in an object.
+    """
+    single = not body.take("parallel_tool_calls", bool, True)
+    kind, name = body.text("tool_choice"), None
+    if kind is None and "tool_choice" in body:
+        choice = body.take_object("tool_choice")
+        kind = choice.need("type", str)
+        holder = choice.take_object("function") if wrapped else choice
+        name = holder.need("name", str)
+        holder.finish()
+        choice.finish()
+    kinds = ("auto", "none", "required") if name is None else ("function",)
+    return _choice(kind or "auto", kinds, name, tools, single, body.place("tool_choice"))
 
 
 def hint_of(body: Fields) -> str:
@@ -192,16 +207,37 @@ def hint_of(body: Fields) -> str:
     return "\0".join(body.take(name, str, "") for name in names)
 
 
-def anthropic_tools(body: Fields) -> tuple[dict[str, Any], ...]:
-    """The tools of a request of Anthropic's; none under ``tool_choice`` "none"."""
-    tools = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
+def anthropic_tools(body: Fields) -> dict[str, Any]:
+    """As `choose_tools`, of a request of Anthropic's."""
+    tools = [tool_of(one, "input_schema") for one in body.objects("tools")]
     choice = body.take_object("tool_choice", absent=True)
     kind = choice.take("type", str, "auto")
-    if kind not in ("auto", "none"):
-        raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
-    choice.accept_only(disable_parallel_tool_use=False)
+    name = choice.need("name", str) if kind == "tool" else None
+    single = choice.take("disable_parallel_tool_use", bool, False)
     choice.finish()
-    return () if kind == "none" else tools
+    return _choice(kind, ("auto", "none", "any", "tool"), name, tools, single, choice.place("type"))
+
+
+def chat_format(body: Fields) -> Format | None:
+    """What OpenAI's chat says of the answer's form."""
+    return _format(body.take_object("response_format", absent=True), "json_schema")
+
+
+def response_format(body: Fields) -> Format | None:
+    """As `chat_format`, of responses, whose ``text`` has it."""
+    text = body.take_object("text", absent=True)
+    text.accept_only(verbosity="medium")
+    made = _format(text.take_object("format", absent=True))
+    text.finish()
+    return made
+
+
+def anthropic_format(body: Fields) -> Format | None:
+    """As `chat_format`, of Anthropic's messages."""
+    holder = body.take_object("output_config", absent=True)
+    made = _format(holder.take_object("format", absent=True))
+    holder.finish()
+    return made
 
 
 def chat_logprobs(body: Fields) -> int | None:
@@ -259,13 +295,50 @@ def logprob_items(
     ]
 
 
+def _choice(
+    kind: str, kinds: Sequence[str], name: str | None, tools: list[dict[str, Any]], single: bool, at: str
+) -> dict[str, Any]:
+    """What `choose_tools` tells; the tool of a ``name`` has to be there."""
+    known = [tool["function"]["name"] for tool in tools]
+    if kind not in kinds:
+        raise InvalidRequest(f"{at} is {quote(kind)}: give one of {', '.join(kinds)}", at)
+    if kind == "none":
+        return {}
+    if kind == "auto":
+        return {"tools": tuple(tools), "single": single}
+    if not tools or name not in (None, *known):
+        what = "names no tool" if name is None else f"names {quote(name)}, which is no tool"
+        raise InvalidRequest(f"{at} {what} of this request: give it in tools", at)
+    forced = tuple(known) if name is None else (name,)
+    return {"tools": tuple(tools), "forced": forced, "single": single or name is not None}
+
+
+def _format(holder: Fields, wrapped: str = "") -> Format | None:
+    """The schema that an object names; ``wrapped`` is the entry in which it, and its name, stand."""
+    kind = holder.take("type", str, "text")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise holder.wrong("type", kind, "text, json_object or json_schema")
+    made: Format | None = ({"type": "object"}, holder.place("type")) if kind == "json_object" else None
+    if kind == "json_schema":
+        inner = holder.take_object(wrapped) if wrapped else holder
+        at = inner.place("schema")
+        made = inner.need("schema", dict), at
+        _check_schema(*made)
+        for name, entry in (("name", str), ("description", str), ("strict", bool)):
+            inner.take(name, entry)
+        inner.finish()
+    holder.finish()
+    return made
+
+
 def _check_schema(schema: dict[str, Any], at: str) -> None:
     from jsonschema import Draft202012Validator, SchemaError
 
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise InvalidRequest(f"{at} is no JSON schema ({first_line(error)}): mend it", at) from None
+        problem = f"{first_line(error)} at {error.json_path}"
+        raise InvalidRequest(f"{at} is no JSON schema ({problem}): mend it", at) from None
     if "$ref" in json.dumps(schema).replace('"$ref": "#', ""):
         raise InvalidRequest(f"{at} refers to another schema: give it whole", at)  # nothing is fetched
 

@@ -23,13 +23,17 @@ class PromptPicture:
 
 @dataclass(frozen=True)
 class EngineSampling:
-    """How an engine draws an answer's tokens, and the strings that end it; by default the likeliest."""
+    """How an engine draws an answer's tokens, and the strings that end it; by default the likeliest.
+
+    ``structured_outputs``, what an answer has to be, are vLLM's own.
+    """
 
     temperature: float = 0.0
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    structured_outputs: Mapping[str, Any] | None = None
 
     def options(self) -> dict[str, Any]:
         """What is said, by the names that vLLM and OpenAI's API give it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kamera.content import Fields, chat_logprobs, chat_message, chat_tool, choose_tools, hint_of
+from kamera.content import Fields, chat_format, chat_logprobs, chat_message, chat_tool, choose_tools, hint_of
 from kamera.serve.dialect import HARMLESS, Asked, Dialect, Events, Said, common
 
 
@@ -21,17 +21,18 @@ class Chat(Dialect):
         tokens = [body.count(name) for name in ("max_completion_tokens", "max_tokens")]
         asked = Asked(
             messages=[chat_message(m) for m in body.objects("messages", needed=True)],
-            tools=choose_tools(body, [chat_tool(t) for t in body.objects("tools")]),
+            format=chat_format(body),
             max_tokens=tokens[1] if tokens[0] is None else tokens[0],
             top_k=body.count("top_k", 0),
             seed=body.count("seed", -(2**63), 2**63 - 1),
             stop=body.texts("stop", 16),
             logprobs=chat_logprobs(body),
             hint=hint_of(body),
+            **choose_tools(body, [chat_tool(t) for t in body.objects("tools")], True),
             **common(body, session, 2),
         )
         body.accept_only(n=1, logit_bias={}, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
-        body.accept_only(response_format={"type": "text"}, modalities=["text"], parallel_tool_calls=True)
+        body.accept_only(modalities=["text"])
         for harmless, kind in (("store", bool), ("metadata", dict), *HARMLESS):
             body.take(harmless, kind)
         super().__init__(body, asked)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from kamera.content import Fields, Message
+from kamera.content import Fields, Format, Message
 from kamera.edits import Clearing
 from kamera.serve.refusal import Refusal
 from kamera.sessions import Turn
@@ -26,13 +26,17 @@ HARMLESS: tuple[tuple[str, type[Any]], ...] = (("service_tier", str), ("prompt_c
 class Asked:
     """A request. What is None is left to the model's own settings.
 
-    ``minimum`` is the least guarantee that may be served, ``session`` the id of its conversation, ``hint`` a
-    name that its client gives to some of its conversations. ``after`` is the turn that the messages go on
-    from, with its system message unless it is asked ``anew``.
+    A call of one of the tools in ``forced`` has to be made, and no second one in a ``single`` answer; one
+    without calls has the ``format``. ``minimum`` is the least guarantee that may be served, ``session`` the
+    id of its conversation, ``hint`` a name that its client gives to some of its conversations. ``after`` is
+    the turn that the messages go on from, with its system message unless it is asked ``anew``.
     """
 
     messages: list[Message]
     tools: tuple[dict[str, Any], ...] = ()
+    forced: tuple[str, ...] = ()
+    single: bool = False
+    format: Format | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

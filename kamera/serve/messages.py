@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kamera.content import Fields, anthropic_messages, anthropic_tools, content_of
+from kamera.content import Fields, anthropic_format, anthropic_messages, anthropic_tools, content_of
 from kamera.edits import clearing_of
 from kamera.errors import InvalidRequest
 from kamera.serve.dialect import Asked, Dialect, Events, Said, common
@@ -25,12 +25,13 @@ class Messages(Dialect):
         user = body.take_object("metadata", absent=True)
         asked = Asked(
             messages=[*system, *messages],
-            tools=anthropic_tools(body),
+            format=anthropic_format(body),
             max_tokens=body.count("max_tokens"),
             top_k=body.count("top_k", 0),
             stop=body.texts("stop_sequences", 16),
             hint=user.take("user_id", str, ""),
             clearing=clearing_of(body.take_object("context_management", absent=True)),
+            **anthropic_tools(body),
             **common(body, session, 1),
         )
         user.finish()

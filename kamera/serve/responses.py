@@ -9,7 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Fields, Message, choose_tools, hint_of, response_items, response_logprobs, tool_of
+from kamera.content import (
+    Fields,
+    Message,
+    choose_tools,
+    hint_of,
+    response_format,
+    response_items,
+    response_logprobs,
+    tool_of,
+)
 from kamera.errors import InvalidRequest, UnknownTurn, quote
 from kamera.serve.dialect import HARMLESS, Asked, Dialect, Events, Said, common
 from kamera.serve.refusal import Refusal
@@ -20,7 +29,6 @@ KEPT = 4096
 """Responses that are kept, of all tenants."""
 
 _EMPTY: dict[str, dict[str, Any]] = {
-    "text": {"format": {"type": "text"}, "verbosity": "medium"},
     "reasoning": {},
     "stream_options": {"include_obfuscation": (True, False)},
 }
@@ -105,16 +113,20 @@ class Responses(Dialect):
         shared = common(body, session, 2)
         if self._before is not None:
             shared |= self._behind(self._before, instructions)
+        choice = {"tool_choice": body.get("tool_choice", "auto")}
+        choice |= {"parallel_tool_calls": body.get("parallel_tool_calls", True)}
+        choice |= {"text": body.get("text", {"format": {"type": "text"}})}
         asked = Asked(
             messages=[*system, *new],
-            tools=choose_tools(body, [tool_of(t, "parameters") for t in body.objects("tools")]),
+            format=response_format(body),
             max_tokens=body.count("max_output_tokens"),
             logprobs=response_logprobs(body),
             hint=hint_of(body),
+            **choose_tools(body, [tool_of(t, "parameters") for t in body.objects("tools")], False),
             **shared,
         )
-        self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {})}
-        body.accept_only(parallel_tool_calls=True, truncation=("auto", "disabled"), background=False)
+        self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {}), **choice}
+        body.accept_only(truncation=("auto", "disabled"), background=False)
         for harmless, kind in (("max_tool_calls", int), *HARMLESS):
             body.take(harmless, kind)
         for name, allowed in _EMPTY.items():
@@ -205,8 +217,15 @@ class Responses(Dialect):
         told = {"max_output_tokens": asked.max_tokens, "temperature": asked.temperature, "top_p": asked.top_p}
         tools = [{"type": "function", "strict": False, **tool["function"]} for tool in asked.tools]
         said = {"model": self.model, "output": output, "error": None, "previous_response_id": self._before}
-        fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "truncation": "disabled"}
-        return {**head, **said, **told, **fixed, **self._echo, "tools": tools, "store": self._kept}
+        return {
+            **head,
+            **said,
+            **told,
+            "truncation": "disabled",
+            **self._echo,
+            "tools": tools,
+            "store": self._kept,
+        }
 
 
 def _part(said: Said | None = None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from kamera.serve.refusal import refusal_of
 from kamera.serve.worker import Job, Result
 from kamera.sessions import (
     Branches,
+    Grammar,
     SessionMode,
     SessionPool,
     Stream,
@@ -102,12 +103,15 @@ class Service:
             asked, edit = self._whole(asked, tenant)
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
-        options |= {"logprobs": asked.logprobs, "after": asked.after, **self._options(asked)}
+        options |= {"logprobs": asked.logprobs, "after": asked.after, "grammar": grammar_of(asked)}
+        options |= self._options(asked)
         pool = self._pools["" if enough else "-exact"]
 
         def said(turn: Turn) -> Said:
             called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
             content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
+            calls = calls[:1] if asked.single else calls
+            content = "" if asked.forced and calls else content  # else the beginning of one more, cut off
             some = turn.logprobs
             noted = None if some is None else logprob_items(some, content, self._conversations)
             return Said(turn, content, calls, stream.stopped, edit, noted, dropped)
@@ -187,6 +191,17 @@ class Service:
         return {**options, **drawn, "seed": secrets.randbits(62) if asked.seed is None else asked.seed}
 
 
+def grammar_of(asked: Asked) -> Grammar | None:
+    """What an answer has to be: calls that its request forces, or its format, beside which calls may come."""
+    if asked.forced:
+        return Grammar(None, asked.forced, not asked.single)
+    if asked.format is None:
+        return None
+    names = tuple(tool["function"]["name"] for tool in asked.tools)
+    schema, at = asked.format
+    return Grammar(schema, names, not asked.single, at)
+
+
 def _without_thought(message: Message) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name != REASONING}
 
@@ -205,7 +220,8 @@ class Answer(Asking[Said], Stream):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Stream.__init__(self, self.asked.stop, self.service.calls if self.asked.tools else None)
+        calls = self.service.calls if self.asked.tools else None
+        Stream.__init__(self, self.asked.stop, calls, single=self.asked.single)
 
     def work(self) -> Said:
         """The answer; all of its content has been told then."""
@@ -232,8 +248,10 @@ class Within:
         """A ``chat.completion`` for a request's body. Raises Refusal."""
         try:
             dialect = Chat(Fields(json_object(json.dumps(body).encode())))
-            stream = Stream(dialect.asked.stop, self._service.calls if dialect.asked.tools else None)
+            asked = dialect.asked
+            calls = self._service.calls if asked.tools else None
             with self._lock:
-                return dialect.whole_answer(self._service.answer(dialect.asked, self._tenant, stream))
+                stream = Stream(asked.stop, calls, single=asked.single)
+                return dialect.whole_answer(self._service.answer(asked, self._tenant, stream))
         except Exception as error:
             raise refusal_of(error) from error

@@ -2,6 +2,7 @@
 
 from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession
+from kamera.sessions.grammar import Grammar
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode, default_policy
 from kamera.sessions.pool import SessionPool
@@ -13,6 +14,7 @@ __all__ = [
     "Branches",
     "CallForm",
     "ChatSession",
+    "Grammar",
     "Logprob",
     "PoolMetrics",
     "SessionMode",

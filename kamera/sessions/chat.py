@@ -23,6 +23,7 @@ from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
+from kamera.sessions.grammar import Bound, Grammar
 from kamera.sessions.modes import Manner, SessionMode, default_policy
 from kamera.sessions.persist import find_policy, load_session, save_session
 from kamera.sessions.sampling import Options, closing_ids, refuse_own_options
@@ -159,6 +160,7 @@ class ChatSession:
         stream: Stream | None = None,
         seed: int | None = None,
         logprobs: int | None = None,
+        grammar: Grammar | None = None,
         **options: Any,
     ) -> Turn:
         """Answer the conversation; the answer joins the history.
@@ -171,15 +173,16 @@ class ChatSession:
         answer and without them. ``options`` (max_new_tokens, do_sample, streamer, …) go to ``generate`` of
         transformers; ``stream`` is told the answer as it is made, and ends it at its stop
         strings; ``seed`` draws the tokens apart from all other draws (`kamera.sessions.sampling`);
-        ``logprobs``, a number of likeliest tokens, asks for `Turn.logprobs`. Raises EditPolicyFailed,
-        `ValueError` for an option that it does not take (before anything runs), SessionConflict for a list
-        that lacks what another thread was answered, UnknownTurn, and the errors of `Conversations.render` and
-        of the window.
+        ``logprobs``, a number of likeliest tokens, asks for `Turn.logprobs`; ``grammar`` says what the answer
+        has to be, JSON of a schema or a call. Raises EditPolicyFailed, `ValueError` for an option that it
+        does not take and InvalidRequest for a schema that cannot be compiled (both before anything runs),
+        SessionConflict for a list that lacks what another thread was answered, UnknownTurn, and the errors of
+        `Conversations.render` and of the window.
         """
         refuse_own_options(options, ChatSession)
         stream = stream or Stream()
-        stream.begin(self.backbone, logprobs)
-        options = answer_options(self._anchors, stream, options, seed, logprobs)
+        bound = None if grammar is None else Bound(grammar, self._anchors.calls, self.manner.tools)
+        options = answer_options(self._anchors, stream, options, seed, logprobs, bound)
         messages, scratch = self._own(messages), self._own(scratch)
         with self._change() as old_state:
             base = self.state if after is None else self._behind(after)

@@ -23,6 +23,7 @@ from kamera.engines import (
 from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
 from kamera.sessions.anchors import Anchors
+from kamera.sessions.grammar import Bound
 from kamera.sessions.layout import Layout, count_anchor_segments
 from kamera.sessions.modes import choices, mode_of
 from kamera.sessions.ordering import Orders
@@ -101,11 +102,20 @@ def refuse_over_engine(anchors: Anchors, feature: str) -> None:
 
 
 def answer_options(
-    anchors: Anchors, stream: Stream, options: dict[str, Any], seed: int | None, logprobs: int | None
+    anchors: Anchors,
+    stream: Stream,
+    options: dict[str, Any],
+    seed: int | None,
+    logprobs: int | None,
+    bound: Bound | None,
 ) -> dict[str, Any]:
-    """Options of an answer that ``stream`` follows. Raises UnsupportedByEngine for those that one lacks."""
+    """Options of an answer that ``stream`` follows from now on, and that is ``bound`` to a grammar.
+
+    Raises UnsupportedByEngine for those that an engine lacks.
+    """
     if not isinstance(anchors, EngineAnchors):
-        return generate_options(anchors.backbone, stream, options, seed, logprobs)
+        return generate_options(anchors.backbone, stream, options, seed, logprobs, bound)
+    stream.begin(anchors.backbone)
     other = [name for name in options if name not in _OPTION_NAMES] + ["logprobs"] * (logprobs is not None)
     if other:
         raise UnsupportedByEngine(
@@ -113,7 +123,10 @@ def answer_options(
         )
     draws = options.get("do_sample", seed is not None)
     temperature = float(options.get("temperature") or 1.0) if draws else 0.0
-    fields = {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
+    fields: dict[str, Any] = (
+        {"top_p": options.get("top_p"), "top_k": options.get("top_k"), "seed": seed} if draws else {}
+    )
+    fields |= {} if bound is None else {"structured_outputs": bound.for_vllm()}
     sampling = EngineSampling(temperature, stop=stream.stop, **fields)
     tokens = options.get("max_new_tokens") or ANSWER
     return {"max_new_tokens": tokens, "stream": stream, "sampling": sampling}

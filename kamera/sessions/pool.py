@@ -22,6 +22,7 @@ from kamera.sessions.branches import Branches
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
+from kamera.sessions.grammar import Grammar
 from kamera.sessions.layout import anchor_ids
 from kamera.sessions.match import Entries, Entry, Match, best_match, candidates, evict_sessions
 from kamera.sessions.metrics import PoolMetrics, turn_counts
@@ -135,6 +136,7 @@ class SessionPool:
         stream: Stream | None = None,
         seed: int | None = None,
         logprobs: int | None = None,
+        grammar: Grammar | None = None,
         scratch: Sequence[Message] = (),
         hint: str = "",
         told: Callable[[Turn], Message] | None = None,
@@ -157,7 +159,8 @@ class SessionPool:
             messages = self._windows["conversations"].spoken({"role": "user", "content": messages})
         messages = own_messages(messages, self.backbone.builder.limits)  # read once, by whichever session
         whose = tenant_of(self._store, tenant)
-        options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "scratch": scratch, "after": after}
+        options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "grammar": grammar}
+        options |= {"scratch": scratch, "after": after}
         with self._account.count_now(self.backbone):
             manner = replace(self._manner, tools=tools, anticipates=self.anticipates)
             incoming = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)

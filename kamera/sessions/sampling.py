@@ -11,6 +11,7 @@ import torch
 from kamera.content import MOST_LIKELY
 from kamera.engines import Engine
 from kamera.errors import quote
+from kamera.sessions.grammar import Bound
 from kamera.sessions.stream import Stream
 
 Options = Mapping[str, Any]
@@ -52,23 +53,29 @@ def refuse_own_options(options: Mapping[str, Any], owner: type[Any]) -> None:
 
 
 def generate_options(
-    engine: Engine, stream: Stream, options: dict[str, Any], seed: int | None, most: int | None
+    engine: Engine,
+    stream: Stream,
+    options: dict[str, Any],
+    seed: int | None,
+    most: int | None,
+    bound: Bound | None,
 ) -> dict[str, Any]:
-    """Options of ``generate`` for an answer that is drawn with ``seed`` and followed by ``stream``.
+    """Options of ``generate`` for an answer drawn with ``seed``, which ``stream`` follows from now on.
 
-    ``most`` is the number of likeliest tokens to note. Raises ValueError for what an answer does not take.
+    ``most`` is the number of likeliest tokens to note; ``bound``, if there is one, the answer's grammar.
+    Raises ValueError for what an answer does not take.
     """
     engine.check_sampling(options)
     if int(options.get("num_return_sequences") or 1) > 1:
         raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
-    if most is not None:
-        if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MOST_LIKELY:
-            raise ValueError(
-                f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST_LIKELY}"
-            )
-        config = options.get("generation_config") or engine.builder.generation_config
-        if int(options.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1:
-            raise ValueError("logprobs are of an answer made token by token: use no beams")
+    is_count = isinstance(most, int) and not isinstance(most, bool) and 0 <= most <= MOST_LIKELY
+    if most is not None and not is_count:
+        raise ValueError(f"logprobs={quote(most)}: give the number of likeliest tokens, 0 to {MOST_LIKELY}")
+    config = options.get("generation_config") or engine.builder.generation_config
+    beams = int(options.get("num_beams") or getattr(config, "num_beams", None) or 1)
+    if beams > 1 and (most is not None or bound is not None):
+        raise ValueError("logprobs and grammars are of an answer made token by token: use no beams")
+    stream.begin(engine, most, None if bound is None else bound.mask(engine, closing_ids(engine, options)))
     if "stop_strings" in options:
         processor = engine.processor
         options = {"tokenizer": getattr(processor, "tokenizer", processor), **options}

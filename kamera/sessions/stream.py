@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from kamera.engines import Engine
+from kamera.sessions.grammar import Mask
 from kamera.sessions.tool_calls import CallForm
 
 FinishReason = Literal["stop", "length"]
@@ -35,19 +36,23 @@ class Stream:
     ``stop`` are strings that end the answer: neither its text nor the history contains the one that did.
     ``stopped`` is that one. With ``calls``, the form of tool calls, text from a call on is not told, nor
     white space before it: ``told`` is the number of characters that were, and `Turn.content` has the rest.
-    ``steps`` is the number of tokens up to now, ``seconds`` the time from the request to the first token's
-    logits (None before). A subclass overrides `tell`. Each answer takes a stream of its own. Beam search
-    tells its text at the end, and no tokens.
+    With ``single`` the first call ends the answer. ``steps`` is the number of tokens up to now, ``seconds``
+    the time from the request to the first token's logits (None before). A subclass overrides `tell`. Each
+    answer takes a stream of its own. Beam search tells its text at the end, and no tokens.
     """
 
-    def __init__(self, stop: Sequence[str] = (), calls: CallForm | None = None) -> None:
+    def __init__(
+        self, stop: Sequence[str] = (), calls: CallForm | None = None, *, single: bool = False
+    ) -> None:
         if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
             raise ValueError("a stop string has one character or more: give a sequence of such")
         self.stop = tuple(stop)
         self.ids: list[int] = []
         self.text = ""
         self.stopped: str | None = None
-        self._calls = calls
+        self._calls, self._single = calls, single
+        self._mask: Mask | None = None
+        self._complete = False  # by its grammar, or by its first call
         self.told = 0
         self._at = self._length = 0  # the first token decoded again, and its characters in the text already
         self._search_start = 0
@@ -65,14 +70,18 @@ class Stream:
         An error ends the answer and leaves the session as it was.
         """
 
-    def begin(self, engine: Engine, likeliest: int | None = None) -> None:
-        """Follow a request from now on, noting the ``likeliest`` tokens; ValueError for a second one."""
+    def begin(self, engine: Engine, likeliest: int | None = None, mask: Mask | None = None) -> None:
+        """Follow a request from now on, noting the ``likeliest`` tokens; ValueError for a second one.
+
+        ``mask`` keeps the answer to its grammar, and ends it where the grammar does.
+        """
         if self.steps:
             raise ValueError("this stream has followed an answer: give each answer a stream of its own")
         self._engine, self._most, self._start_time = engine, likeliest, time.perf_counter()
+        self._mask = mask
 
     def watch(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """``scores`` as they are: a logits processor, in front of all that changes them."""
+        """``scores``, under the mask if there is one: a logits processor, in front of all others."""
         if self.seconds is None:
             self.seconds = time.perf_counter() - self._start_time
             self._prompt = input_ids.shape[1]
@@ -80,7 +89,7 @@ class Stream:
         if self._most is not None:
             self._note(input_ids[0, -1:].tolist())
             self._next = scores[0].float().log_softmax(-1)
-        return scores
+        return scores if self._mask is None else self._mask(input_ids, scores)
 
     @property
     def logprobs(self) -> tuple[Logprob, ...] | None:
@@ -89,13 +98,19 @@ class Stream:
         return None if self._most is None else tuple(self._logprobs)
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        """True if a stop string has come, bool ``[rows]``; ``input_ids`` ``[rows, prompt + new]``."""
+        """True if the answer ends here, bool ``[rows]``; ``input_ids`` ``[rows, prompt + new]``."""
         if input_ids.shape[0] == 1:
             for token in input_ids[0, self._prompt + len(self.ids) :].tolist():
                 if not self.stopped:
                     self._add([token])
+            if self._mask is not None:
+                self._complete = self._mask.follow(input_ids)
+            elif self._single and self._calls is not None:
+                withheld = self._calls.safe_length(self.text) < len(self.text.rstrip())
+                self._complete = withheld and any(self._calls.find(self.text, {}))
             self.tell(self._ready())
-        return torch.full((input_ids.shape[0],), self.stopped is not None, device=input_ids.device)
+        is_over = self._complete or self.stopped is not None
+        return torch.full((input_ids.shape[0],), is_over, device=input_ids.device)
 
     def finish(self, text: str) -> str:
         """Tell the rest, unless calls are withheld; the text of the answer: ``text`` up to a stop string."""
@@ -116,9 +131,9 @@ class Stream:
 
     def finish_reason(self, limit: int | None, closing: Container[int]) -> FinishReason:
         """Why the answer ended, which may have ``limit`` tokens, and ends with one of ``closing``."""
-        if self.stopped is not None or not self.ids or (limit is not None and len(self.ids) < limit):
+        if self._complete or self.stopped is not None or not self.ids or self.ids[-1] in closing:
             return "stop"
-        return "stop" if self.ids[-1] in closing else "length"
+        return "stop" if limit is not None and len(self.ids) < limit else "length"
 
     # -- inside --------------------------------------------------------------------------------
 

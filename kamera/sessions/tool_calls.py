@@ -29,16 +29,38 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Frame:
+    """What stands around the arguments of a call, and around and between calls, as a model is to write them.
+
+    ``begin`` has NAME where the tool's name comes. ``tagged`` arguments are no JSON object, but each between
+    tags of its name.
+    """
+
+    begin: str = '<tool_call>\n{"name": "NAME", "arguments": '
+    end: str = "}\n</tool_call>"
+    between: str = "\n"
+    opening: str = ""
+    closing: str = ""
+    tagged: bool = False
+
+    def begin_of(self, name: str) -> str:
+        """What stands before the arguments of a call of a tool."""
+        return self.begin.replace("NAME", name)
+
+
+@dataclass(frozen=True)
 class CallForm:
     """How a family writes calls; this one: between ``<tool_call>`` tags, as JSON (Hermes, Qwen).
 
     ``marks`` are what a call begins with, ``inner`` others that it has. Those that are special tokens, by id,
-    are ``special``: they are no part of an answer's text. A subclass overrides `find`.
+    are ``special``: they are no part of an answer's text. ``frame`` is how calls that are forced are written.
+    A subclass overrides `find`.
     """
 
     marks: tuple[str, ...] = ("<tool_call>",)
     inner: tuple[str, ...] = ("</tool_call>",)
     special: Mapping[int, str] = field(default_factory=dict)
+    frame: Frame = Frame()
 
     def find(self, text: str, types: Mapping[str, Mapping[str, Any]]) -> Iterator[Found]:
         """The calls of a text, in order; ``types`` are the schemas of tools' parameters, by tool and name."""
@@ -50,10 +72,26 @@ class CallForm:
         """An id that no other call has."""
         return f"call_{secrets.token_hex(12)}"
 
+    def found(self, text: str, tools: Sequence[Any] | None = None) -> list[Found]:
+        """The calls of an answer: in this form, or one fence of JSON that is all of it and names a tool.
+
+        The latter is what models write that were taught calls by other templates than their own.
+        """
+        types = _types(tools)
+        if found := [*self.find(text, types)]:
+            return found
+        fence = _FENCED_JSON.fullmatch(text)
+        return [
+            one
+            for value in (_objects(fence[1]) if fence else ())
+            for one in _of_json(0, len(text), value)
+            if one.name in types and isinstance(one.arguments, dict)
+        ]
+
     def parse(self, text: str, tools: Sequence[Any] | None = None) -> tuple[str, Calls]:
         """The text outside of calls, and the calls. What is no whole call stays text."""
         rest, calls, end = "", list[dict[str, Any]](), 0
-        for start, stop, name, arguments in self.find(text, _types(tools)):
+        for start, stop, name, arguments in self.found(text, tools):
             body = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             function = {"name": name, "arguments": body}
             calls.append({"id": self.new_id(), "type": "function", "function": function})
@@ -62,6 +100,8 @@ class CallForm:
 
     def safe_length(self, text: str) -> int:
         """Characters of an answer's beginning that are part of no call, whatever comes behind them."""
+        if _may_be_fenced(text):
+            return 0
         end = min((at for mark in self.marks if (at := text.find(mark)) >= 0), default=len(text))
         for mark in self.marks:
             lengths = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
@@ -150,6 +190,10 @@ class _Fenced(CallForm):
                 yield Found(match.start(), match.end(), name, value)
 
 
+_FENCED_JSON = re.compile(r"\s*```(?:json)?\s*(\{.*\})\s*```\s*", re.DOTALL)
+_BEGINS_FENCED = re.compile(r"\s*(?:`{0,2}|```(?:j|js|jso|json)?\s*(?:\{.*)?)", re.DOTALL)
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
@@ -157,6 +201,16 @@ def _refuse_constant(name: str) -> None:
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _INSIDE = ("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+_NO_FENCE = Frame(f"{_DEEPSEEK[1]}NAME{_INSIDE[0]}", _INSIDE[1], "", _DEEPSEEK[0], _INSIDE[2])
+_FENCE = replace(
+    _NO_FENCE,
+    begin=f"{_DEEPSEEK[1]}function{_INSIDE[0]}NAME\n```json\n",
+    end=f"\n```{_INSIDE[1]}",
+    between="\n",
+)
+_NAMES = Frame("[TOOL_CALLS]NAME[ARGS]", "", "")
+_LIST = Frame('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS] [", "]")
+_TAGS = Frame("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", tagged=True)
 
 
 def template_of(processor: Any) -> str:
@@ -170,13 +224,14 @@ def call_form(engine: Engine) -> CallForm:
     template = template_of(engine.processor)
     form: CallForm
     if _DEEPSEEK[0] in template:
-        form = _Fenced(_DEEPSEEK, _INSIDE)
+        form = _Fenced(_DEEPSEEK, _INSIDE, frame=_FENCE if "```json" in template else _NO_FENCE)
     elif "[TOOL_CALLS]" in template:
-        form = _Listed(("[TOOL_CALLS]",), ("[ARGS]", "[CALL_ID]"))
+        frame = _NAMES if "[ARGS]" in template else _LIST
+        form = _Listed(("[TOOL_CALLS]",), ("[ARGS]", "[CALL_ID]"), frame=frame)
     elif "<function=" in template:
-        form = _Tagged(("<tool_call>", "<function="))
+        form = _Tagged(("<tool_call>", "<function="), frame=_TAGS)
     elif "<|python_tag|>" in template or ("<|start_header_id|>" in template and '"parameters": ' in template):
-        form = _Bare(("<|python_tag|>",))
+        form = _Bare(("<|python_tag|>",), frame=Frame('{"name": "NAME", "parameters": ', "}", "; "))
     else:
         form = CallForm()
     tokenizer = getattr(engine.processor, "tokenizer", engine.processor)
@@ -211,6 +266,14 @@ def _of_json(start: int, stop: int, call: Any) -> Iterator[Found]:
     if isinstance(call, dict) and isinstance(call.get("name"), str):
         arguments = call.get("arguments", call.get("parameters"))
         yield Found(start, stop, call["name"], {} if arguments is None else arguments)
+
+
+def _may_be_fenced(text: str) -> bool:
+    """Whether an answer that begins so may become one fence of JSON."""
+    if not _BEGINS_FENCED.fullmatch(text):
+        return False
+    value, stop = _decode(text, max(0, text.find("{")))
+    return value is None or "```".startswith(text[stop:].strip())
 
 
 def _objects(text: str) -> list[Any]:

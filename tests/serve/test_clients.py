@@ -202,7 +202,7 @@ def test_what_is_wrong_is_the_clients_own_error(served: Served):
         served.openai().chat.completions.create(messages=[user("x")], model="gpt")
     with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
         served.anthropic().messages.create(
-            messages=[user("x")], tool_choice={"type": "any"}, model="testbed", max_tokens=2
+            messages=[user("x")], tool_choice={"type": "most"}, model="testbed", max_tokens=2
         )
     with pytest.raises(anthropic.NotFoundError):
         served.anthropic().messages.create(messages=[user("x")], model="claude", max_tokens=1)

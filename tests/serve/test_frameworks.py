@@ -187,12 +187,14 @@ def test_smolagents_calls_a_tool_and_names_errors(calling: Served):
             return "it is empty"
 
     asked = [{"role": "user", "content": [{"type": "text", "text": "Read a."}]}]
-    options = {"model_id": "tiny", "max_tokens": 200, "tool_choice": "auto"}  # its own is "required"
-    answer = smol(calling, **options).generate(asked, tools_to_call_from=[Read()])
+    options = {"model_id": "tiny", "max_tokens": 200}
+    answer = smol(calling, **options, tool_choice="auto").generate(asked, tools_to_call_from=[Read()])
     (call,) = answer.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("read", {"path": "a"})
+    forced = smol(calling, **options).generate(asked, tools_to_call_from=[Read()])  # its own is "required"
+    assert not forced.content and forced.tool_calls[0].function.name == "read"
     with pytest.raises(openai.BadRequestError, match="tool_choice"):
-        smol(calling, model_id="tiny").generate(asked, tools_to_call_from=[Read()])
+        smol(calling, **options, tool_choice="most").generate(asked, tools_to_call_from=[Read()])
 
 
 # -- litellm ---------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 21}, "0 to 20"),
     (RESPONSES, {"input": "x", "include": ["file_search_call.results"]}, "include"),
     (CHAT, {"messages": USER, "frequency_penalty": 0.5}, "frequency_penalty"),
-    (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, "response_format"),
     (CHAT, {"messages": USER, "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
     (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),

@@ -28,6 +28,7 @@ BEYOND = (
     "JSON schema",
     "logprobs: true",
     "not here",
+    "of this request",
 )
 """What the document cannot say."""
 

@@ -39,6 +39,9 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True},
         "kamera": {"minimum": "exact"},
         "temperature": 0.5,
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
     },
     "messages": {
         "model": "m",
@@ -50,7 +53,9 @@ BODIES: dict[str, dict[str, Any]] = {
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]},
         ],
         "context_management": {"edits": [{"type": "clear_tool_uses_20250919", "keep": {"value": 1}}]},
-        "tool_choice": {"type": "auto"},
+        "tools": [{"name": "f", "input_schema": TOOL["parameters"]}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "output_config": {"format": {"type": "json_schema", "schema": {}}},
         "metadata": {"user_id": "u"},
     },
     "responses": {
@@ -62,6 +67,8 @@ BODIES: dict[str, dict[str, Any]] = {
             {"type": "function_call_output", "call_id": "c", "output": "y"},
         ],
         "tools": [{"type": "function", **TOOL}],
+        "tool_choice": "required",
+        "text": {"format": {"type": "json_object"}},
         "metadata": {"a": "b"},
     },
 }
@@ -121,9 +128,9 @@ def test_a_field_that_nobody_knows_is_refused_wherever_objects_are_read(api):
         holder: Any = body
         for name in place:
             holder = holder[name]
-        free = {"metadata", "parameters", "input", "properties"}
+        free = {"metadata", "parameters", "input", "properties", "schema"}
         if isinstance(holder, dict) and (api == "messages" or not free & set(map(str, place[-1:]))):
-            if place[-1:] == ("input",):
+            if place[-1:] in (("input",), ("schema",), ("input_schema",), ("properties",)):
                 continue
             holder["nobody"] = 1
             with pytest.raises(InvalidRequest, match="nobody"):

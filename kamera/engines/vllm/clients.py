@@ -12,7 +12,7 @@ from PIL import Image
 
 from kamera.engines.prompt import EngineCompletion, EnginePrompt, PromptPicture
 from kamera.engines.vllm.serving import FIELD
-from kamera.errors import EngineFailed, first_line
+from kamera.errors import EngineFailed, InvalidRequest, first_line
 
 LATER = 1
 """vLLM's priority of prompts that no answer waits for; answers have 0, and go first."""
@@ -38,7 +38,13 @@ class Offline:
         if prompt.recipe.context.tenant:
             request["cache_salt"] = prompt.recipe.context.tenant
         extra = {"kv_transfer_params": {FIELD: prompt.recipe.to_json()}}
-        options = {name: list(v) if name == "stop" else v for name, v in prompt.sampling.options().items()}
+        options: dict[str, Any] = {
+            name: list(v) if name == "stop" else v for name, v in prompt.sampling.options().items()
+        }
+        if "structured_outputs" in options:
+            from vllm.sampling_params import StructuredOutputsParams
+
+            options["structured_outputs"] = StructuredOutputsParams(**options["structured_outputs"])
         sampling = SamplingParams(max_tokens=prompt.max_new_tokens, extra_args=extra, **options)
         policy = self._llm.llm_engine.vllm_config.scheduler_config.policy
         more: dict[str, Any] = {"priority": [LATER]} if prompt.later and policy == "priority" else {}
@@ -54,7 +60,7 @@ class Http:
 
     The server renders the messages itself. A prompt whose tokens it renders otherwise than the recipe says is
     computed. ``priorities``: the server was started with ``--scheduling-policy priority``. Raises
-    EngineFailed where the server does not answer.
+    EngineFailed where the server does not answer, and InvalidRequest where it takes no such schema.
     """
 
     def __init__(self, client: Any, model: str, *, priorities: bool = False) -> None:
@@ -75,6 +81,10 @@ class Http:
                         0 if details is None else details.cached_tokens or 0,
                     )
         except Exception as error:  # the client's own kinds, whichever client it is
+            if prompt.sampling.structured_outputs and getattr(error, "status_code", None) == 400:
+                raise InvalidRequest(
+                    f"vLLM cannot bind the answer: {first_line(error)}: ask for less"
+                ) from error
             raise EngineFailed(f"vLLM gave no answer: {type(error).__name__}: {first_line(error)}") from error
 
     def _body(self, prompt: EnginePrompt) -> dict[str, Any]:
@@ -83,7 +93,7 @@ class Http:
             "kv_transfer_params": {FIELD: prompt.recipe.to_json()},
             "return_token_ids": True,
         }
-        body |= {"top_k": options.pop("top_k")} if "top_k" in options else {}
+        body |= {name: options.pop(name) for name in ("top_k", "structured_outputs") if name in options}
         if prompt.recipe.context.tenant:
             body["cache_salt"] = prompt.recipe.context.tenant
         if prompt.later and self._priorities:
