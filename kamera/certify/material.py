@@ -16,7 +16,7 @@ from kamera import testbed
 from kamera.errors import quote
 
 LEAVE, STAY = 4, 4
-"""Chunks of a document: those that may stand in front and leave, and those of the window that is judged."""
+"""Chunks of a document, at most: those that stand in front and leave, and those that are judged."""
 
 PASSAGE = 500
 """Characters from which on a passage ends at the next empty line; it is cut at twice as many."""
@@ -39,9 +39,10 @@ Content = list[dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """``LEAVE + STAY`` chunks as chat content, and questions about the last ones."""
+    """Chunks as chat content, of which the first may have left, and questions about those that stay."""
 
-    contents: Sequence[Content]
+    leaving: Sequence[Content]
+    staying: Sequence[Content]
     questions: tuple[str, ...]
 
 
@@ -52,33 +53,32 @@ def world() -> Iterator[Document]:
         order = range(LEAVE, LEAVE + STAY)
         tags = itertools.islice(episode.frames[-1].glyph_of, ASKED)
         questions = tuple(episode.ask("value", tag, order).text for tag in tags)
-        yield Document([frame.content for frame in episode.frames], questions)
+        contents = [frame.content for frame in episode.frames]
+        yield Document(contents[:LEAVE], contents[LEAVE:], questions)
 
 
 def prose() -> Iterator[Document]:
     """Passages of Python's own manual, one topic a document."""
     for text in topics.values():
         if len(found := passages(text)) >= LEAVE + STAY:
-            yield Document(found[: LEAVE + STAY], (QUESTION,))
+            yield Document(found[:LEAVE], found[LEAVE : LEAVE + STAY], (QUESTION,))
 
 
 def own(files: Sequence[Path], questions: Sequence[str]) -> Iterator[Document]:
     """Documents out of pictures and texts: neighbours first, then drawn at random, without an end.
 
-    Raises ValueError for a file that is neither, or too few of them.
+    Of fewer than ``LEAVE + STAY`` each document has all. Raises ValueError for fewer than three, or for a
+    file that is neither.
     """
     contents = [content for file in files for content in _read(file)]
-    whole = LEAVE + STAY
-    if len(contents) < whole:
-        raise ValueError(
-            f"{len(contents)} pictures and passages of text are too few: {whole} make one document, of which "
-            f"{STAY} are judged"
-        )
-    asked, order = tuple(questions) or (QUESTION,), list(range(len(contents)))
-    rng = random.Random(0)
+    if len(contents) < 3:
+        raise ValueError(f"{len(contents)} pictures and passages of text are too few: give 3 at least")
+    asked, order, rng = tuple(questions) or (QUESTION,), list(range(len(contents))), random.Random(0)
+    whole = min(LEAVE + STAY, len(contents))
     while True:
         for start in range(0, len(order) - whole + 1, whole):
-            yield Document([contents[i] for i in order[start : start + whole]], asked)
+            drawn = [contents[i] for i in order[start : start + whole]]
+            yield Document(drawn[: whole // 2], drawn[whole // 2 :], asked)
         rng.shuffle(order)
 
 

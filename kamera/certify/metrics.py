@@ -1,33 +1,22 @@
-"""Metrics of an arm of an evaluation."""
+"""What an arm of an evaluation loses, and intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kamera.trust import Estimate
-
-Items = npt.NDArray[np.float64]
-"""One value per item, in the order of the questions."""
 
 _ROUNDS = 1000
 """Draws of a bootstrap."""
 
 
-def kl(arm: torch.Tensor, reference: torch.Tensor) -> float:
-    """KL(arm ‖ reference) in nats of two next-token distributions given as logits ``[vocabulary]``."""
-    return float(kl_items(arm[None], reference[None])[0])
-
-
-def kl_items(arm: torch.Tensor, reference: torch.Tensor) -> Items:
-    """`kl` of every row of logits ``[items, vocabulary]``."""
-    log_p = torch.log_softmax(arm.double(), -1)
-    log_q = torch.log_softmax(reference.double(), -1)
-    values: Items = (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0.0).cpu().numpy()
-    return values
+def kl(arm: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """KL(arm ‖ reference) in nats of next-token distributions given as logits ``[..., vocabulary]``."""
+    log_p, log_q = (torch.log_softmax(logits.double(), -1) for logits in (arm, reference))
+    return (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0.0).cpu()
 
 
 def eta(arm: Sequence[float], blind: Sequence[float]) -> float:
@@ -50,7 +39,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     return Estimate(float(data.mean()), float(low), float(high))
 
 
-def eta_interval(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> Estimate:
+def eta_interval(arm: Sequence[float], blind: Sequence[float]) -> Estimate:
     """`eta` of per-item KLs, with items drawn in pairs; ``mean`` is η of all items.
 
     Draws in which blind reuse loses nothing have no η and are left out.

@@ -46,12 +46,12 @@ def certify(
 ) -> CertifyReport:
     """Serve the same windows in the way of each guarantee, and hold them against their re-prefill.
 
-    ``files`` are pictures and UTF-8 texts, of which eight (pictures, or passages of a text) make a document:
-    four that may have stood in front, and four that are asked about with ``questions``. Without files the
-    scenes of the shipped backbone's world are read, or by a model that takes no pictures Python's manual.
-    Judged are all tokens of the re-prefill's own answers. ``rank`` and ``patch_bytes`` bound the patches;
-    ``bar`` counts documents. Raises ValueError for a caller's mistake, ProcessorRequired without a processor,
-    ModalityNotSupported for pictures that the model does not take.
+    ``files`` are pictures and UTF-8 texts, of which eight (pictures, or passages of a text) make a document,
+    or all if there are fewer: the first half leaves, the others stay and are asked about with ``questions``.
+    Without files the scenes of the shipped backbone's world are read, or by a model that takes no pictures
+    Python's manual. Judged are all tokens of the re-prefill's own answers. ``rank`` and ``patch_bytes`` bound
+    the patches; ``bar`` counts documents. Raises ValueError for a caller's mistake, ProcessorRequired without
+    a processor, ModalityNotSupported for pictures that the model does not take.
     """
     if unknown := [g for g in guarantees if g not in MEASURED]:
         raise ValueError(f"guarantee {quote(unknown[0])} is none of {', '.join(MEASURED)}")
@@ -71,7 +71,7 @@ def certify(
         source, system, name = material.world(), testbed.SYSTEM, "scenes of the shipped world"
     else:
         source, name = material.prose(), "Python's manual"
-    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes)
+    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, max_departed=1.0)  # survivors stay what they are
     read: list[list[Measured]] = []
     for document in itertools.islice(source, documents):
         trial = Trial(engine, document, policy, system)

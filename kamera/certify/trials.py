@@ -11,16 +11,14 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.certify.material import LEAVE, Document
+from kamera.certify.material import Document
+from kamera.certify.metrics import kl
 from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, ReusePolicy, weakest
 from kamera.window import KameraWindow, answer_of, keep_orbit, logits_of_answers, shown_spans
-
-GONE = (1, 2, LEAVE)
-"""Chunks that leave in front of survivors."""
 
 ANSWER = 24
 """Tokens of an answer that are judged, at most."""
@@ -52,8 +50,10 @@ class Trial:
 
     def __init__(self, engine: HfEngine, document: Document, policy: ReusePolicy, system: str | None) -> None:
         self._engine, self._policy, self._system = engine, policy, system
-        chunks = [engine.chunk(content) for content in document.contents]
-        self._leaving, self._chunks = chunks[:LEAVE], chunks[LEAVE:]
+        self._leaving, self._chunks = (
+            [engine.chunk(content) for content in contents]
+            for contents in (document.leaving, document.staying)
+        )
         self._store = ChunkStore.open("memory://")
         true = self._window(self._store, self._chunks, ReusePolicy.exact())
         self._answers = [(q, answer_of(true, q, max_new_tokens=ANSWER)) for q in document.questions]
@@ -65,7 +65,7 @@ class Trial:
         What is formed for one must not serve in another's place: so survivors come first and patches last.
         """
         if "survivor" in guarantees:
-            for count in GONE:
+            for count in sorted({1, 2, len(self._leaving)} & {*range(len(self._leaving) + 1)}):
                 yield self._survivor(count)
         if "near" in guarantees:
             yield self._near()
@@ -82,10 +82,9 @@ class Trial:
     def judge(self, window: KameraWindow) -> Judged:
         """A window's distributions over the tokens of the re-prefill's answers, and its KV, against both."""
         served, true = self._logits(window), self._reference
-        log_p, log_q = (torch.log_softmax(x.double(), -1) for x in (served, true))
-        kl = (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0.0)
         flips = (served.argmax(-1) != true.argmax(-1)).double()
-        return Judged(len(kl), float(kl.mean()), float(flips.mean()), kv_error(_kv(window), self._kv))
+        lost = float(kl(served, true).mean())
+        return Judged(len(true), lost, float(flips.mean()), kv_error(_kv(window), self._kv))
 
     # -- windows -------------------------------------------------------------------------------------
 
@@ -94,12 +93,9 @@ class Trial:
         policy = replace(self._policy, on_miss="prefill", on_leave="keep")
         window = self._window(self._store, [*front, *self._chunks], policy)
         window.slide(count)
-        gone, before, lost, tokens = sum(chunk.num_tokens for chunk in front), 0, 0.0, 0
-        for slot in window.slots:
-            if slot.guarantee == "survivor":
-                lost, tokens = lost + slot.length * gone / (gone + before), tokens + slot.length
-            before += slot.length
-        return Arm("survivor", lost / tokens, window)
+        kept = [slot for slot in window.slots if slot.guarantee == "survivor"]
+        lost = sum(slot.length * slot.departed for slot in kept)
+        return Arm("survivor", lost / sum(slot.length for slot in kept), window)
 
     def _near(self) -> Arm:
         store, other = ChunkStore.open("memory://"), [self._leaving[-1], *self._chunks[1:]]

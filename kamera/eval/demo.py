@@ -162,7 +162,7 @@ class _ClipWalk:
                 arm,
                 self._accuracy(one_hop, _logits(window, one_hop)),
                 self._accuracy(two_hop, logits),
-                float(np.mean([kl(one, true) for one, true in zip(logits, ideal, strict=True)])),
+                float(kl(torch.stack(logits), torch.stack(ideal)).mean()),
                 len(two_hop),
                 sum(r.forwards for r in work[arm]),
                 sum(r.vision_encodes for r in work[arm]),

@@ -94,8 +94,7 @@ class ReusePolicy:
         model that was measured. Raises InvalidReport for a report that is missing or damaged, ValueError for
         a bound that is no positive number.
         """
-        settings = CertifyReport.read(path).settings(max_kl)
-        return cls(**{name: value for name, value in settings.items() if name in cls.__dataclass_fields__})
+        return cls(**CertifyReport.read(path).settings(max_kl))
 
     def __post_init__(self) -> None:
         kinds = {"minimum": Guarantee, "on_miss": OnMiss, "forms": Forms, "on_leave": OnLeave}

@@ -20,7 +20,6 @@ from kamera.window.functions import (
     search,
     sequence_of,
     shown_spans,
-    with_kv,
 )
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.memory import WindowMemory
@@ -80,5 +79,4 @@ __all__ = [
     "search",
     "sequence_of",
     "shown_spans",
-    "with_kv",
 ]

@@ -12,7 +12,7 @@ import torch
 from kamera.content import Chunk, Content, Encoded
 from kamera.engines import Recipe
 from kamera.errors import quote
-from kamera.ops import KV, CodedKV, kv_copy, kv_slice
+from kamera.ops import CodedKV, kv_copy, kv_slice
 from kamera.patches import Copy, Facts, Former, form_orbit, later_of
 from kamera.store import Hit
 from kamera.trust import ReusePolicy
@@ -61,18 +61,6 @@ def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
         ShownSpan(encoded, positions, kv_copy(stage.live.read(i)))
         for i, (encoded, positions) in enumerate(parts)
     )
-
-
-@one_at_a_time
-def with_kv(window: KameraWindow, kvs: Sequence[KV]) -> KameraWindow:
-    """A fork that shows other KV for its chunks, ``kvs`` in their order: as it is, at their places."""
-    state, fork = window._state, window.fork()
-    sources = [replace(seat.shown, home=seat.spot, patch=None) for seat in state.seats.seats]
-    seats = [replace(s, source=own, clean=None) for s, own in zip(state.seats.seats, sources, strict=True)]
-    places = zip(seats, state.facts, kvs, state.positions, strict=True)
-    tensors = {seat.number: Resident(facts, Copy(kv, positions)) for seat, facts, kv, positions in places}
-    fork._state = WindowState(Seats(tuple(seats), state.seats.frame), tensors)
-    return fork
 
 
 @one_at_a_time

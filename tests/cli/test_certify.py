@@ -33,11 +33,11 @@ def test_the_shipped_backbone_is_measured_on_its_world(capsys, here):
 
 
 def test_own_pictures_make_a_table(capsys, here):
-    files = pictures(here, 8)
+    files = pictures(here, 3)
     options = ("--question", "Which?", "--documents", 1, "--guarantee", "survivor", "--report", "mine.json")
     done = kamera(capsys, "certify", vision_model(), *files, *options)
     assert done.code == 0, done.err
-    for shown in ("8 of the user's own files", "departed", "KL (nats)", "survivor", "blind", "mine.json"):
+    for shown in ("3 of the user's own files", "departed", "KL (nats)", "survivor", "blind", "mine.json"):
         assert shown in done.out
     assert CertifyReport.read(here / "mine.json").of("survivor")[0].departed > 0
 
