@@ -5,19 +5,9 @@ from __future__ import annotations
 import kamera
 
 NAMES = {
-    *(
-        "KameraWindow",
-        "MediaLimits",
-        "Patch",
-        "Report",
-        "ReusePolicy",
-        "SessionPool",
-        "Slot",
-        "Turn",
-        "errors",
-        "policies",
-        "read_video",
-    ),
+    *("Backbone", "ChatSession", "Chunk", "ChunkStore", "Clip", "Directive", "KameraError", "KameraWindow"),
+    *("MediaLimits", "Patch", "Report", "ReusePolicy", "SessionPool", "Slot", "Turn"),
+    *("errors", "policies", "read_video"),
 }
 
 
