@@ -8,12 +8,13 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import uvicorn
@@ -47,8 +48,16 @@ WAITING = 64
 READING, SENDING = 60, 60
 """Seconds in which a request must have come, and an event have gone to a client that reads slowly."""
 
+SWITCHING = 5e-4
+"""Seconds after which a thread lets another one run Python. A forward asks for that at each of its operations;
+beside a long history that is being read it would wait ten times as long, Python's 5e-3, each time.
+"""
+
 STOPPING, CONNECTIONS = 120, 512
 """Seconds that answers may take after a server was told to stop; connections at once, others get a 503."""
+
+
+Spoken = TypeVar("Spoken", bound=Dialect)
 
 
 class Notice(NamedTuple):
@@ -163,16 +172,19 @@ class Front(Page):
 
     async def answer(self, request: Request) -> Response:
         """An answer, in the words of the API whose path it is."""
-        tenant, body, session = await self._read(request)
-        if request.url.path.endswith("/responses"):
-            dialect: Chat | Messages | Responses = Responses(body, session, self._documents, tenant)
-        else:
-            dialect = (Messages if request.url.path.endswith("/messages") else Chat)(body, session)
+        documents, name = self._documents, request.url.path.rpartition("/")[2]
+
+        def read(body: Fields, session: str | None, tenant: str) -> Chat | Messages | Responses:
+            if name == "responses":
+                return Responses(body, session, documents, tenant)
+            return (Messages if name == "messages" else Chat)(body, session)
+
+        tenant, dialect = await self._read(request, read)
         job = Answer(self.service, tenant, dialect.asked)
         # what fails before the first text has a status of its own
         heard = await self._first_heard(request, tenant, dialect, job)
         if not dialect.asked.stream:
-            return JSONResponse(dialect.whole_answer(heard[0]))
+            return JSONResponse(await anyio.to_thread.run_sync(dialect.whole_answer, heard[0]))
         return EventSourceResponse(self._events(job, dialect, heard), send_timeout=SENDING)
 
     async def response(self, request: Request) -> Response:
@@ -187,8 +199,9 @@ class Front(Page):
 
     async def count(self, request: Request) -> Response:
         """Tokens of a message's prompt."""
-        tenant, body, session = await self._read(request)
-        dialect = Messages(body, session, counts=True)
+        tenant, dialect = await self._read(
+            request, lambda body, session, _: Messages(body, session, counts=True)
+        )
         heard = await self._first_heard(request, tenant, dialect, Count(self.service, tenant, dialect.asked))
         return JSONResponse({"input_tokens": heard[0]})
 
@@ -216,8 +229,13 @@ class Front(Page):
         """What the paths take, as OpenAPI."""
         return Response(Path(__file__).with_name("openapi.json").read_bytes(), media_type="application/json")
 
-    async def _read(self, request: Request) -> tuple[str, Fields, str | None]:
-        """Tenant, body and session's id of a request."""
+    async def _read(
+        self, request: Request, read: Callable[[Fields, str | None, str], Spoken]
+    ) -> tuple[str, Spoken]:
+        """Tenant and body of a request; ``read`` takes the body, the session's id and the tenant.
+
+        A body may be large: it is read in a thread, and nobody else waits.
+        """
         tenant = self._keys.tenant(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # a page of another origin cannot send it unasked
@@ -227,7 +245,14 @@ class Front(Page):
                 data = b"".join([part async for part in request.stream()])  # a Request would keep its body
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {READING} s: send it faster") from None
-        return tenant, Fields(json_object(data)), request.headers.get("x-session-id")
+
+        def checked() -> Spoken:
+            dialect = read(Fields(json_object(data)), request.headers.get("x-session-id"), tenant)
+            self._check_model(dialect.model)
+            self.limits.check(dialect.asked.messages)
+            return dialect
+
+        return tenant, await anyio.to_thread.run_sync(checked)
 
     def _check_model(self, name: str) -> None:
         if name not in self._names:
@@ -239,8 +264,6 @@ class Front(Page):
 
         A client that goes away cancels it.
         """
-        self._check_model(dialect.model)
-        self.limits.check(dialect.asked.messages)
         self.worker.submit(tenant, job)
         watch = asyncio.create_task(self._watch(request, job))
         try:
@@ -267,7 +290,8 @@ class Front(Page):
             while isinstance(heard, str):
                 yield _encode(dialect.piece_events(heard))
                 heard = await job.next()
-            yield _encode(dialect.closing_events(heard[0]))
+            said = heard[0]
+            yield await anyio.to_thread.run_sync(lambda: _encode(dialect.closing_events(said)))
         except Refusal as refusal:
             yield _encode(dialect.error_events(refusal))
         finally:
@@ -312,4 +336,5 @@ def run(front: Front, on: socket.socket, say: Callable[[Notice], None] = print_n
         signal.signal(number, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # what is loaded lives as long as the process: no collection stops a request to look at it
+    sys.setswitchinterval(SWITCHING)
     server_of(front, on, say).run(sockets=[on])

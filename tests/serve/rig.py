@@ -6,7 +6,8 @@ import base64
 import functools
 import io
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,14 @@ def serving(
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+def eventually(true: Callable[[], Any]) -> None:
+    """Wait until something is true."""
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 def said(messages: list[dict[str, Any]], tokens: int = 6, **options: Any) -> str:

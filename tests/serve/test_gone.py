@@ -14,8 +14,7 @@ import pytest
 
 from kamera.engines import is_later
 from tests.models.hooks import hooked
-from tests.serve.rig import SYSTEM, Served, backbone, frames, png, serving
-from tests.serve.test_worker import eventually
+from tests.serve.rig import SYSTEM, Served, backbone, eventually, frames, png, serving
 
 CHAT = "/v1/chat/completions"
 NOTICED = 0.5

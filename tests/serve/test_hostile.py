@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import sqlite3
 import struct
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -267,6 +269,22 @@ def test_a_full_queue_says_when_to_come_back():
     full = [one for one in found if one.status_code == 429]
     assert full and all(int(one.headers["retry-after"]) >= 1 for one in full)
     assert {one.status_code for one in found} == {200, 429}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_others_are_answered_while_a_response_cannot_be_kept_yet(tmp_path, stream):
+    with serving(store=tmp_path / "s") as served, ThreadPoolExecutor(1) as threads:
+        other = sqlite3.connect(tmp_path / "s" / "responses.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        body = {"model": "testbed", "input": "x", "max_output_tokens": 1, "stream": stream}
+        asked = threads.submit(served.post, RESPONSES, body)
+        while not served.front.worker.done:
+            assert not asked.done()
+        for _ in range(20):
+            assert plain().get(served.url + "/health", timeout=5).json()["status"] == "ok"
+        assert not asked.done()
+        other.execute("ROLLBACK")
+        assert asked.result().status_code == 200
 
 
 # -- keys ------------------------------------------------------------------------------------------
