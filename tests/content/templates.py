@@ -151,3 +151,15 @@ def screens(count: int, first: int = 0) -> Messages:
         content = [{"type": "text", "text": f"step {i}"}, {"type": "image", "image": picture(i)}]
         out += [{"role": "user", "content": content}, {"role": "assistant", "content": f"click {i}"}]
     return [*out, {"role": "user", "content": "what now?"}]
+
+
+GEMMA = (
+    "<bos>{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}"
+    "{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for c in message['content'] %}{% if c['type'] == 'image' %}{{ '<start_of_image>' }}{% else %}"
+    "{{ c['text'] | trim }}{% endif %}{% endfor %}{% endif %}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)

@@ -15,7 +15,7 @@ from kamera.errors import (
     RoleNotSupported,
 )
 from kamera.window import former_of, sequence_of
-from tests.content.test_prompt import GEMMA
+from tests.content.templates import GEMMA
 from tests.models import processors
 
 DEAF = (

@@ -17,7 +17,7 @@ from kamera import ChunkStore, KameraWindow
 from kamera.content.plain import PlainText
 from kamera.engines.hf import HfEngine
 from kamera.window import sequence_of
-from tests.content.test_prompt import GEMMA
+from tests.content.templates import GEMMA
 from tests.models import processors
 
 ATTACKS = [

@@ -13,8 +13,6 @@ MASTER = None if _PLACE is None else Path(str(_PLACE.origin)).parent / "mooncake
 MISSING = (
     "Mooncake is not installed: pip install 'kamera-kv[mooncake]', apt-get install libibverbs1 librdmacm1"
 )
-    "Mooncake is not installed: pip install 'kamera-kv[mooncake]', apt-get install libibverbs1 librdmacm1"
-)
 
 _LENDER = """
 import sys
