@@ -14,9 +14,6 @@ from tests.models import tiny
 FULL = ReusePolicy(rank=64, patch_bytes=None, forms="always")
 """Patches of full rank."""
 
-SAMPLED = ReusePolicy(minimum="sampled", share=0.25, max_error=1.0)
-"""A quarter of a moved segment's tokens, whatever the estimate: on random weights it would refuse them."""
-
 HEAD = torch.tensor([5, 6, 7, 8])
 """The first tokens of every prompt: its sink."""
 

@@ -29,7 +29,7 @@ class Recording:
 
 
 def answer(backbone, store) -> tuple[dict, list[EnginePrompt]]:
-    engine, policy = Recording(), ReusePolicy(tolerance=None)
+    engine, policy = Recording(), ReusePolicy()
     service = Service(backbone, policy, store=store, engine=engine)
     messages = [SYSTEM, user("What is it?", frames()[0])]
     body = {"model": "m", "messages": [*map(as_chat, messages)], "max_tokens": 4}

@@ -16,7 +16,7 @@ from tests.window.rig import Snapshot, make
 FAMILY = "qwen2_5_vl"
 POLICIES = {
     "patched": ReusePolicy(rank=8, forms="always"),
-    "sampled": ReusePolicy(minimum="sampled", share=0.3, max_error=1.0, on_miss="sample"),
+    "by default": ReusePolicy(),
 }
 
 

@@ -22,8 +22,8 @@ POLICIES = {
     "near": ReusePolicy(minimum="near", max_divergence=0.7, on_miss="blind", forms="always"),
     "blind": ReusePolicy(minimum="blind", forms="always"),
     "exact": ReusePolicy(minimum="exact", on_miss="form"),
-    "sampled": ReusePolicy(minimum="sampled", share=0.3, max_error=1.0, on_leave="repair", on_miss="prefill"),
-    "sampled on a miss": ReusePolicy(on_miss="sample", max_error=0.7, forms="always"),
+    "repaired": ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill"),
+    "by default": ReusePolicy(),
 }
 ON_LEAVE = st.sampled_from(["keep", "repair", "exact"])
 CHUNK = st.integers(0, 4)

@@ -32,7 +32,7 @@ def test_an_unchanged_client_is_served_from_what_the_engine_stored(server):
     backbone = Backbone.from_pretrained(model, dtype="float32", by_files=True).engine
     store = ChunkStore.open(where)
     engine = Http(server.client, "bed", priorities=True)
-    policy, right = ReusePolicy(tolerance=None), []
+    policy, right = ReusePolicy(), []
     for number in range(12):
         episode = World(800_000).episode(number, layout="LLLI")
         window = EngineWindow(engine, backbone, store, fingerprint=backbone.fingerprint, policy=policy)

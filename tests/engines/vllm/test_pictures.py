@@ -240,7 +240,7 @@ def harvested(bed: Bed, chunk_id: str) -> Any:
 
 def engine_window(bed: Bed) -> EngineWindow:
     engine = Offline(bed.llm, bed.backbone.builder.vision_tokens)
-    policy = ReusePolicy(tolerance=None)
+    policy = ReusePolicy()
     return EngineWindow(engine, bed.backbone, bed.store, fingerprint=bed.backbone.fingerprint, policy=policy)
 
 

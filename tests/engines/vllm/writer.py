@@ -11,7 +11,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.testbed import World
 from tests.engines.vllm.engine import bound, pictures_directory
 
-OPEN = ReusePolicy(tolerance=None)
+OPEN = ReusePolicy()
 POLICIES = {
     "full": replace(OPEN, forms="always", rank=512, patch_bytes=None),
     "default": replace(OPEN, forms="always"),
