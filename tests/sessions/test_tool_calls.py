@@ -208,36 +208,3 @@ def test_what_is_no_whole_call_stays_text(name):
 )
 def test_what_only_looks_like_a_call_stays_text(name, text):
     assert call_form(backbone(name)).parse(text) == (text, ())
-
-
-FENCE = f"```json\n{plain(ONE)}\n```"
-
-
-@pytest.mark.parametrize("name", ["hermes", "llama, bare"])
-@pytest.mark.parametrize("text", [FENCE, f"\n```\n{plain(ONE, 'parameters')}```\n\n"])
-def test_an_answer_that_is_one_fence_and_names_a_tool_is_a_call(name, text):
-    """As Qwen2.5-Coder writes it, whatever its template says."""
-    form = call_form(backbone(name))
-    content, (call,) = form.parse(text, TOOLS)
-    assert content == "" and call["function"]["name"] == "read"
-    assert json.loads(call["function"]["arguments"]) == ONE
-    assert not any(form.safe_length(text[:end]) for end in range(len(text)))
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (FENCE.replace("read", "write"), 0),  # no tool of this request
-        (FENCE + " so", None),
-        ("I look. " + FENCE, 12),
-        ("```python\nread()\n```", 12),
-        ('```json\n{"path": "a"}\n```', 0),
-        ("```json\n[" + plain(ONE) + "]\n```", 12),
-        ('```json\n{"name": "read", "arguments": 3}\n```', 0),
-        ("``` and `read`", 12),
-    ],
-)
-def test_a_fence_that_is_no_call_stays_text_and_is_told(text, told):
-    form = call_form(backbone("hermes"))
-    assert form.parse(text, TOOLS) == (text, ()) and form.parse(FENCE) == (FENCE, ())
-    assert form.safe_length(text) >= (len(text) if told is None else told)
