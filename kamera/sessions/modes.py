@@ -60,8 +60,13 @@ def tools_digest(tools: Sequence[Any] | None) -> str:
 
 
 def default_policy(mode: SessionMode) -> ReusePolicy:
-    """The policy of a session that was given none: exact, unless its ``mode`` asks for other KV."""
-    return ReusePolicy.exact() if mode in ("auto", "forget") else ReusePolicy()
+    """The policy of a session that was given none: exact, unless its ``mode`` asks for other KV.
+
+    What "amortize" keeps remembers all that has left, however much that is.
+    """
+    if mode == "amortize":
+        return ReusePolicy(max_departed=1.0)
+    return ReusePolicy() if mode == "repair" else ReusePolicy.exact()
 
 
 def mode_of(on_leave: OnLeave) -> Applied:

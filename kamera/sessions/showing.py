@@ -227,7 +227,10 @@ def _carry_out(way: Way, options: Options | None, reuse: bool) -> tuple[Layout, 
         answer = str(response)
     admissions = admissions_after_run(admissions, plan, window.slots) if reuse else ()
     tokens, mode = order.layout.prompt.num_tokens, mode_of(on_leave)
-    return order.layout, turn_report(slots, report, window, opening, tokens, mode, admissions), answer
+    told = turn_report(slots, report, window, opening, tokens, mode, admissions)
+    if mode == "amortize" and told.guarantee == "exact":  # nothing in view knows what has left
+        told = replace(told, mode="forget")
+    return order.layout, told, answer
 
 
 UNCACHEABLE = (NotSegmentable, UnsafeText, WindowFull, NotRelocatable, PolicyRefused, UnsupportedBackbone)
