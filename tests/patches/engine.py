@@ -327,13 +327,6 @@ def former_of(engine: SmallEngine, store: ChunkStore, budget: PatchBudget = WHOL
     return Former(engine, store, anchor, budget, **options)
 
 
-def behind_all(engine: SmallEngine, *chunks: Facts, system: Sequence[int] = tuple(ANCHOR.tolist())) -> KV:
-    """KV of the last of these texts, out of one forward of the whole sequence: the plain reference."""
-    ids = torch.cat([torch.tensor(system), *(chunk.encoded.input_ids for chunk in chunks)])
-    (made,) = engine.prefill([Encoded(ids, {}, {})], [engine.positions([ids], [{}])])
-    return kv_slice(made, len(ids) - chunks[-1].length, len(ids))
-
-
 def conditioned(former: Former, *chunks: Facts) -> tuple[Copy, Before]:
     """The last of these chunks, prefilled behind the others, and what stands there."""
     line = Line(former)

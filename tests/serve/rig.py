@@ -136,11 +136,3 @@ def as_chat(message: dict[str, Any]) -> dict[str, Any]:
         for item in message["content"]
     ]
     return {**message, "content": parts}
-
-
-def eventually(true: Callable[[], Any]) -> None:
-    """Wait until it is."""
-    until = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.002)

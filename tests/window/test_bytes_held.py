@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import gc
-import random
 
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera import Chunk, ChunkStore, KameraWindow
 from kamera.engines import Span, Written
 from kamera.engines.hf import HfEngine
 from kamera.ops import kv_bytes
-from kamera.sessions import ChatSession
-from kamera.window import former_of, sequence_of
+from kamera.window import sequence_of
 from tests.content import templates
 from tests.models import samples, tiny
 from tests.sessions.rig import EXACT
@@ -102,27 +100,6 @@ def tensors() -> list[torch.Tensor]:
     return [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
 
 
-def storages() -> dict[int, int]:
-    """Bytes of all tensors in this process, each block once."""
-    blocks = [each.untyped_storage() for each in tensors()]
-    return {block.data_ptr(): block.nbytes() for block in blocks}
-
-
-def test_the_memory_that_is_told_is_what_tensors_hold():
-    others = tensors()  # held here, so that no thread of theirs gives them back meanwhile
-    backbone = engine.__wrapped__()
-    window = filled(700, backbone=backbone)
-    window.generate("what?", max_new_tokens=20, do_sample=False)
-    window.flush()
-    store = former_of(window).store  # it stays: its own memory is not the window's
-    told, with_window = window.memory().total, storages()
-    del window
-    without = storages()
-    freed = sum(n for block, n in with_window.items() if block not in without)
-    assert told == pytest.approx(freed, rel=0.005)
-    assert store and backbone and others is not None
-
-
 def test_two_hundred_short_turns_copy_each_token_a_bounded_number_of_times():
     backbone, still = engine(), (0,)
     live = backbone.live(holds=True)
@@ -140,22 +117,3 @@ def test_two_hundred_short_turns_copy_each_token_a_bounded_number_of_times():
     whole = (30 + 20 * 200) * backbone.facts.bytes_per_token
     assert copied.bytes_copied <= 20 * whole
     assert worst <= MOST
-
-
-@pytest.mark.parametrize("policy", [EXACT, ReusePolicy()], ids=["exact", "kept"])
-def test_a_session_holds_little_more_than_a_plain_cache(policy):
-    chat = ChatSession(engine(), ChunkStore.open("memory://"), policy=policy)
-    rng, shares = random.Random(0), list[float]()
-    for number in range(24):
-        turn = chat.send(f"{number} " + "word " * rng.randint(1, 12), max_new_tokens=12, min_new_tokens=12)
-        branch = chat.fork() if number % 5 == 4 else None
-        if branch is not None:
-            branch.send("and?", max_new_tokens=4)
-        chat.flush()
-        if chat.prompt_ids.shape[0] >= 256:
-            window = chat.window
-            held = sequence_of(window).input_ids.shape[0]
-            said = chat.prompt_ids.shape[0] + len(turn.token_ids) - held
-            shares.append(share(window, said))
-    assert len(shares) > 12
-    assert max(shares) <= MOST
