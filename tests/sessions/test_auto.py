@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import ChunkStore, ReusePolicy
+from kamera import ChunkStore
 from kamera.edits import policies
 from kamera.sessions import ChatSession
 from kamera.trust import at_least
@@ -33,27 +33,6 @@ def test_auto_takes_what_the_minimum_admits(minimum, mode):
     _, report = _edited("auto", policy, after=policies.keep_last_images(1)(BEFORE, 0))
     assert report.mode == mode
     assert at_least(report.guarantee, minimum)
-
-
-@pytest.mark.parametrize("policy", [None, ReusePolicy()])
-def test_amortize_serves_survivors_and_says_so(policy):
-    """Without tokens beside the new ones; turns before anything has left are exact, and say that, too."""
-    drop = policies.keep_last_images(2)
-    chat = ChatSession(
-        seeing(), ChunkStore.open("memory://"), mode="amortize", policy=policy, edit_policy=drop
-    )
-    exact = ChatSession(
-        seeing(), ChunkStore.open("memory://"), edit_policy=drop, anticipates=False, mode="forget"
-    )
-    for step in range(6):
-        message = screens(1, step)[1]
-        report, other = (one.send(message, **GREEDY).report for one in (chat, exact))
-        chat.flush()
-        left = step >= 2
-        assert (report.guarantee, report.mode) == (("survivor", "amortize") if left else ("exact", "forget"))
-        assert (other.guarantee, other.mode) == ("exact", "forget")
-        assert "near" not in {slot.guarantee for slot in chat.window.slots}
-        assert (report.prefilled < other.prefilled) is left
 
 
 @pytest.mark.parametrize(
