@@ -1,4 +1,4 @@
-"""Settings every test runs under: offline, one thread, deterministic examples, no certificates asked for."""
+"""Settings every test runs under: offline, one thread, deterministic examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# The tests are about what is served, not about who may be served: a test that is about certificates says so.
 # Threads change the order of sums, and a test never needs more than one; nor do the processes it starts:
 # threads that share a busy core wait for each other, many times as long as they work.
 os.environ["OMP_NUM_THREADS"] = "1"

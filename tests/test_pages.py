@@ -42,7 +42,16 @@ QUICK = ("README.md", "docs/index.md", "docs/limits.md", "docs/vllm.md")
 """Pages whose blocks run by default; those of the others run with ``-m slow``."""
 ROOMS = ["kamera", *(f"kamera.{path.parent.name}" for path in sorted(TOP.glob("kamera/*/__init__.py")))]
 FOREIGN = {
-    *("ChatOpenAI", "OpenAIServerModel", "H", "KV", "R", "AutoProcessor", "AutoModelForImageTextToText"),
+    *(
+        "ChatOpenAI",
+        "OpenAIChatModel",
+        "OpenAIServerModel",
+        "H",
+        "KV",
+        "R",
+        "AutoProcessor",
+        "AutoModelForImageTextToText",
+    ),
     *("kamera.session_id", "kamera.dropped"),  # fields of requests and answers
 }
 """Names of other libraries, of JSON and of mathematics."""
@@ -145,9 +154,6 @@ def _with_code() -> list[Any]:
 @pytest.mark.parametrize("page", _with_code())
 def test_the_blocks_of_a_page_run_in_a_fresh_namespace_and_print_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # as for a user: nobody has measured the model
-    monkeypatch.setenv("KAMERA_CERTIFIED", "1")
-    monkeypatch.setenv("KAMERA_CERTIFICATES", str(tmp_path / "none"))
     names: dict[str, Any] = {"__name__": "__main__"}
     with _server_of(page) as address:
         for block in blocks(page):
@@ -274,6 +280,15 @@ def test_every_name_that_a_page_tells_is_there(page):
         elif name is not None and name not in FOREIGN and not _is_there(name):
             wrong.append(span)
     assert wrong == []
+
+
+def test_every_page_that_the_code_refers_to_is_there():
+    """Docstrings and messages send a reader to ``docs/….md``."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (TOP / "kamera").rglob("*.py")}
+    told = {
+        (path.name, page) for path, text in texts.items() for page in re.findall(r"docs/[\w/-]+\.md", text)
+    }
+    assert sorted((name, page) for name, page in told if not (TOP / page).is_file()) == []
 
 
 def test_whatever_names_the_distribution_names_ours():

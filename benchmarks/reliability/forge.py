@@ -1,6 +1,6 @@
 """Object files taken apart and put together, with digests that fit: what somebody with write access can make.
 
-Written after `docs/store-format.md` and not with the code that it judges.
+Written after `docs/stores.md` and not with the code that it judges.
 """
 
 from __future__ import annotations

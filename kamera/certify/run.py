@@ -24,6 +24,7 @@ MEASURED: tuple[Guarantee, ...] = ("patched", "orbit", "survivor", "near", "blin
 """Guarantees that can be measured; "blind" always is, since η is relative to it."""
 
 DEFAULT: tuple[Guarantee, ...] = ("patched", "orbit", "survivor", "blind")
+"""Those that are measured unless others are asked for."""
 
 Measured = tuple[Guarantee, float | None, Judged]
 """What one document says of one way of serving it: the guarantee, the share departed, the tokens."""

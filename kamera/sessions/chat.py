@@ -53,7 +53,7 @@ class ChatSession:
     `TurnReport.uncached`. By default it is raised: prefilling everything is the caller's choice.
 
     ``reuse=True`` finds what came before in any conversation on the store, and serves it as far as it is
-    admitted (docs/reuse.md). It is not saved.
+    admitted (docs/sessions.md). It is not saved.
     ``trace`` is a file of what its windows do, as for `KameraWindow` (`kamera view`); it is not saved.
     An ``engine`` (`kamera.engines.vllm.clients`) answers instead of the backbone; what it cannot do raises
     UnsupportedByEngine (docs/vllm.md).

@@ -1,6 +1,6 @@
 """Position-free, content-addressed storage of canonicals and patches.
 
-``docs/store-format.md`` specifies the files. Tensors of a record that a store returned may be
+``docs/stores.md`` specifies the files. Tensors of a record that a store returned may be
 shared and must not be written in place.
 """
 

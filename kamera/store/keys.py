@@ -2,7 +2,7 @@
 
 All digests are BLAKE2b-256 in lower-case hex over length-prefixed fields. The first field names the
 kind of content (the domain), so neither two field lists nor two kinds of object can share a key by
-concatenation. `docs/store-format.md` is the specification.
+concatenation. `docs/stores.md` is the specification.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class ChunkStore:
         """Open, or make, the store at a directory, ``file://…``, ``memory://`` or a remote.
 
         Remotes are ``redis://``, ``rediss://``, ``valkey://``, ``redis+unix://``, ``s3://``, ``gs://``
-        and ``obstore+file://`` (`docs/tiers.md`). While one is down, look-ups miss and put objects wait:
+        and ``obstore+file://`` (`docs/stores.md`). While one is down, look-ups miss and put objects wait:
         in memory, or in the directory ``cache``, which also keeps fetched objects, up to ``disk_limit``
         bytes.
 
@@ -111,12 +111,12 @@ class ChunkStore:
         ``memory://`` it bounds the store itself, and an evicted object is a miss. With a ``secret`` (16
         bytes or more) the tenant's objects have names and digests that nobody else can make, in a
         directory of their own; ``keys`` (32 bytes each, the one to write with first) encrypt them:
-        `docs/security.md`. ``digest`` is the hash by which written objects are verified: those under
+        `docs/stores.md`. ``digest`` is the hash by which written objects are verified: those under
         ``"blake3"`` are read at three times the speed, wherever ``kamera-kv[blake3]`` is installed.
         ``kv`` is the form in which windows on this store keep canonicals: in codes of 8 or 4 bits they
         take a half or a third of their bf16 bytes, and are never served as ``exact``
-        (docs/store-format.md). ``metrics`` counts the outcomes of look-ups for Prometheus
-        (docs/operations.md). Raises `StoreError` for another scheme or a directory that holds something
+        (docs/stores.md). ``metrics`` counts the outcomes of look-ups for Prometheus
+        (docs/stores.md). Raises `StoreError` for another scheme or a directory that holds something
         else, `StoreVersionError` for a newer store (left untouched), `ValueError` for a limit that is no
         size, or a secret or keys too short.
         """
@@ -173,7 +173,7 @@ class ChunkStore:
 
         An error is that of its own record: the others are stored. But a canonical is refused together with
         its encoding, and a patch with its canonical, if that is in the batch, too. In a directory a batch has
-        one lock, one transaction in the index and at most three syncs (docs/tiers.md), after which it
+        one lock, one transaction in the index and at most three syncs (docs/stores.md), after which it
         survives a loss of power. A writer that is interrupted leaves the old or the new object of each: first
         encodings, then canonicals, then patches.
         """
@@ -251,7 +251,7 @@ class ChunkStore:
 
         ``query`` is a stored chunk or its id (which is then no hit), or a vector of vision features.
         Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector that
-        does not fit. See docs/search.md.
+        does not fit. See docs/stores.md.
         """
         self._check(context)
         return self._search.ask(context, query, k)

@@ -2,7 +2,7 @@
 
 The fingerprint digests all that decides a chunk's KV apart from its tokens. Before each operation flat lists
 tell if a tensor was written or a module, adapter or hook exchanged. Functions that were patched, attributes
-of modules and writes that PyTorch does not count are the caller's business (docs/backbones.md).
+of modules and writes that PyTorch does not count are the caller's business (docs/limits.md).
 """
 
 from __future__ import annotations
