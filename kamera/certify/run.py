@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kamera import testbed
+from kamera import __version__, testbed
 from kamera.certify import material
 from kamera.certify.metrics import bootstrap, eta_interval
 from kamera.certify.trials import Judged, Trial
@@ -87,7 +87,7 @@ def certify(
         dtype=engine.facts.dtype,
         rank=rank,
         patch_bytes=patch_bytes,
-        versions={name: version(name) for name in ("kamera", "torch", "transformers")},
+        versions={"kamera": __version__} | {name: version(name) for name in ("torch", "transformers")},
         material=name,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         rows=losses(read),
