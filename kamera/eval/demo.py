@@ -1,11 +1,11 @@
-"""The demo: a rendered clip under a small window, four ways of keeping its KV, side by side."""
+"""The demo: clips under a small window, edited as by an agent, beside a prefix cache and blind reuse."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +18,43 @@ from kamera.content import Chunk
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
-from kamera.window import Append, Event, Evict, KameraWindow, Recall, Reorder, Report, Slide, former_of
+from kamera.window import Event, KameraWindow, Report
 
 SEED = 700_000
 LAYOUT = "LLILIL"
-"""Legends and items frames of a clip; the last legend slides the first one out of the window."""
+"""Legends and items frames of a clip: an items frame shows shapes, a legend says what they stand for."""
 
-RANK = 16
-POLICIES = {
-    "survivor": ReusePolicy(forms="always", rank=RANK),
-    "repair": ReusePolicy(forms="always", rank=RANK, on_leave="repair"),
-}
-"""What becomes of the chunks that stay when others leave: kept, or brought as if the others had never been.
+IN_VIEW = 3
+"""Frames that the window holds."""
 
-Uncertified: what a certificate would vouch for is what is shown here, next to the re-prefill.
-"""
+CACHE, KAMERA, BLIND, EXACT = "prefix cache", "kamera", "blind reuse", 'kamera, on_leave="exact"'
+WORST = "worst case: what left decides"
 
 
 @dataclass(frozen=True)
 class DemoRow:
-    """One arm after one operation: accuracy, KL to the re-prefill, cost; means (of the time the median)."""
+    """One arm after one operation, over all clips: tokens, answers that are right, KL to the re-prefill.
+
+    ``tokens`` ran before the answer, ``background`` after it. ``right`` of ``n`` answers are those of the
+    clip's truth. ``kl`` is the mean divergence of the answers' first token from the re-prefill's, in nats.
+    """
 
     operation: str
     arm: str
-    one_hop: float
-    two_hop: float
-    kl: float
+    tokens: int
+    background: int
+    right: int
     n: int
-    forwards: float
-    vision_encodes: float
-    milliseconds: float
+    kl: float
 
 
 @dataclass(frozen=True)
 class Demo:
-    """The table, what the slots of the first clip were worth (after which operation, in which arm), and the
-    events of its windows, whose sessions are the arms."""
+    """The table, and of the first clip what the slots were worth and the window's events."""
 
     rows: tuple[DemoRow, ...]
     clips: int
-    guarantees: tuple[tuple[str, str, str], ...]
+    guarantees: tuple[tuple[str, str], ...]
     events: tuple[Event, ...] = ()
 
 
@@ -70,126 +67,128 @@ def run_demo(
     """
     engine = HfEngine(*testbed.load()) if backbone is None else backbone.engine
     rows: dict[tuple[str, str], list[DemoRow]] = {}
-    shown: list[tuple[str, str, str]] = []
+    shown: list[tuple[str, str]] = []
     events: list[Event] = []
     for clip in range(clips):
         episode = testbed.World(SEED).episode(clip, layout=LAYOUT)
         path = directory / f"clip{clip}.mp4"
         testbed.render_video(episode.frames, path)
-        frames = testbed.read_frames(path)
-        walk = _ClipWalk(engine, episode, frames, np.random.default_rng([SEED, clip]), per_kind)
+        walk = _ClipWalk(engine, episode, testbed.read_frames(path), [SEED, clip], per_kind)
         if clip == 0:
-            for arm, window in walk.windows.items():
-                window.on_event(partial(_hear, events, arm))
-        for operation, reports in walk.operations():
+            walk.window.on_event(partial(_hear, events))
+        for operation in walk.operations():
             yield f"clip {clip + 1} of {clips}: {operation}"
-            for row in walk.rows(operation, reports):
+            for row in walk.rows(operation):
                 rows.setdefault((operation, row.arm), []).append(row)
             if clip == 0:
-                for arm, window in walk.windows.items():
-                    shown.append((operation, arm, " ".join(s.guarantee for s in window.slots)))
+                shown.append((operation, " ".join(slot.guarantee for slot in walk.shown)))
     yield Demo(tuple(map(_over_clips, rows.values())), clips, tuple(shown), tuple(events))
 
 
 def _over_clips(rows: Sequence[DemoRow]) -> DemoRow:
-    """The rows of one arm after one operation as one; each clip has as many questions."""
-    names = ("one_hop", "two_hop", "kl", "forwards", "vision_encodes")
-    means: dict[str, Any] = {name: float(np.mean([getattr(row, name) for row in rows])) for name in names}
-    time = float(np.median([row.milliseconds for row in rows]))
-    return replace(rows[0], **means, n=sum(row.n for row in rows), milliseconds=time)
+    """The rows of one arm after one operation as one."""
+    sums: dict[str, Any] = {
+        n: sum(getattr(r, n) for r in rows) for n in ("tokens", "background", "right", "n")
+    }
+    return replace(rows[0], **sums, kl=float(np.mean([row.kl for row in rows])))
 
 
-def _hear(events: list[Event], arm: str, event: Event) -> None:
-    """Note an event of an arm's own window; those of its forks are another arm's."""
-    own = next((each.window for each in events if each.session == arm), event.window)
-    if event.window == own:
-        events.append(replace(event, session=arm))
+def _hear(events: list[Event], event: Event) -> None:
+    """Note an event of the window; those of its forks are another's."""
+    if not events or event.window == events[0].window:
+        events.append(replace(event, session=KAMERA))
 
 
 class _ClipWalk:
-    """The operations on one clip."""
+    """The operations on one clip, in a window under the default policy; the last one in a new window."""
 
     def __init__(
-        self,
-        backbone: HfEngine,
-        episode: Any,
-        pictures: Sequence[Any],
-        rng: np.random.Generator,
-        per_kind: int,
+        self, backbone: HfEngine, episode: Any, pictures: Sequence[Any], seed: Sequence[int], per_kind: int
     ) -> None:
-        self.backbone, self.episode, self.rng, self.per_kind = backbone, episode, rng, per_kind
+        self.backbone, self.episode, self.per_kind = backbone, episode, per_kind
+        self.rng = np.random.default_rng(seed)
         self.chunks: list[Chunk] = [
             backbone.chunk([{"type": "image", "image": picture}, {"type": "text", "text": frame.caption}])
             for frame, picture in zip(episode.frames, pictures, strict=True)
         ]
-        self.windows = {arm: self._open(policy) for arm, policy in POLICIES.items()}
+        self.store = ChunkStore.open("memory://")
+        self.window = self.shown = KameraWindow(backbone, self.store, testbed.SYSTEM)
+        self.before: list[int] = []  # the frames in view before the operation
+        self.tokens = self.background = 0
 
-    def operations(self) -> Iterator[tuple[str, dict[str, Report]]]:
-        """Run them one by one in every window; they are each one's outcome while it is yielded."""
-        for chunk in self.chunks[:-1]:
-            for window in self.windows.values():
-                window.append(chunk)
-        yield "append", self._all(Append(self.chunks[-1]))
-        yield "slide", self._all(Slide())
-        for name in ("recall, first", "recall"):
-            self._all(Evict(self._frames(self.windows["survivor"]).index(4)))
-            yield name, self._all(Recall(self.chunks[4].id))
-        turned = Reorder([2, 1, 0, 3])
-        yield "reorder, first", self._all(turned)
-        self._all(turned)
-        yield "reorder", self._all(turned)
+    def operations(self) -> Iterator[str]:
+        """Run them one by one; the window, and what each ran, are its outcome while it is yielded."""
+        window = self.window
+        for chunk in self.chunks[:IN_VIEW]:
+            window.append(chunk)
+        window.flush()
+        for name in ("new frame, first", "new frame"):
+            yield self._done(name, lambda: (window.slide(), window.append(self.chunks[self._next()])))
+        gone = self.chunks[1].id
+        for name in ("look back, first", "look back"):
+            yield self._done(name, lambda: (window.recall(gone),))
+            self._unseen(lambda: window.evict(len(window) - 1))
+        self._unseen(lambda: window.recall(gone))
+        yield self._done("the second leaves", lambda: (window.evict(1),))
+        yield self._done("prepare orders", lambda: (window.prepare_orders(),))
+        yield self._done("another order", lambda: (window.reorder([2, 0, 1]),))
+        window = self.window = self._window(ReusePolicy(), range(IN_VIEW))
+        window.flush()
+        yield self._done(WORST, lambda: (window.evict(1),))
 
-    def rows(self, operation: str, reports: dict[str, Report]) -> Iterator[DemoRow]:
-        """Every arm after an operation: the windows, one of them blind, and one prefilled afresh."""
-        blind = self.windows["survivor"].fork()
-        switched = [blind.condition(slot, False) for slot in blind.slots]
-        started = time.perf_counter()
-        fresh = KameraWindow(
-            self.backbone, ChunkStore.open("memory://"), testbed.SYSTEM, policy=ReusePolicy.exact()
-        )
-        prefills = [fresh.append(self.chunks[i], archive="later") for i in self._frames(blind)]
-        elapsed = time.perf_counter() - started
-        windows = {"re-prefill": fresh, "blind reuse": blind, **self.windows}
-        work: dict[str, Sequence[Report]] = {"re-prefill": prefills, "blind reuse": switched}
-        work |= {arm: [report] for arm, report in reports.items()}
-        two_hop, one_hop = self._questions()
-        ideal = _logits(fresh, two_hop)
-        for arm, window in windows.items():
-            logits = _logits(window, two_hop)
-            seconds = elapsed if window is fresh else sum(r.seconds for r in work[arm])
-            yield DemoRow(
-                operation,
-                arm,
-                self._accuracy(one_hop, _logits(window, one_hop)),
-                self._accuracy(two_hop, logits),
-                float(kl(torch.stack(logits), torch.stack(ideal)).mean()),
-                len(two_hop),
-                sum(r.forwards for r in work[arm]),
-                sum(r.vision_encodes for r in work[arm]),
-                1e3 * seconds,
-            )
+    def rows(self, operation: str) -> Iterator[DemoRow]:
+        """Every arm after an operation."""
+        order = self._frames(self.shown)
+        fresh = self._window(ReusePolicy.exact(), order)
+        blind = self.shown.fork()
+        for slot in blind.slots:
+            blind.condition(slot, False)
+        same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(self.before, order, strict=False))])
+        cached = 0 if operation == "prepare orders" else sum(self.chunks[i].num_tokens for i in order[same:])
+        arms = {CACHE: (fresh, cached, 0), KAMERA: (self.shown, self.tokens, self.background)}
+        if operation == WORST:
+            strict = self._window(ReusePolicy(on_leave="exact"), self.before)
+            report = strict.evict(1)
+            arms[EXACT] = (strict, report.tokens_recomputed, 0)
+        arms[BLIND] = (blind, 0, 0)
+        questions = self._questions("value" if operation == WORST else "glyph", order)
+        truths = [int(self.backbone.builder.tokenize(question.answer)[0]) for question in questions]
+        ideal = _logits(fresh, questions)
+        for arm, (window, tokens, background) in arms.items():
+            logits = _logits(window, questions)
+            right = sum(int(one.argmax()) == truth for one, truth in zip(logits, truths, strict=True))
+            divergence = float(kl(torch.stack(logits), torch.stack(ideal)).mean())
+            yield DemoRow(operation, arm, tokens, background, right, len(questions), divergence)
 
-    def _questions(self) -> tuple[list[testbed.Question], list[testbed.Question]]:
-        """About values in the window, whatever left with other frames, and about their glyphs."""
-        order = self._frames(self.windows["survivor"])
+    def _done(self, name: str, run: Any) -> str:
+        """Run an operation and what it leaves to the background, and note both."""
+        self.before, old = self._frames(self.window), self.window.usage().background.tokens
+        reports: tuple[Report, ...] = run()
+        self.tokens, self.shown = sum(report.tokens_recomputed for report in reports), self.window.fork()
+        self.window.flush()
+        self.background = self.window.usage().background.tokens - old
+        return name
+
+    def _unseen(self, run: Any) -> None:
+        """An operation between two that are shown."""
+        run()
+        self.window.flush()
+
+    def _next(self) -> int:
+        """The first frame that was never in view."""
+        return max(self._frames(self.window)) + 1
+
+    def _window(self, policy: ReusePolicy, order: Sequence[int]) -> KameraWindow:
+        window = KameraWindow(self.backbone, ChunkStore.open("memory://"), testbed.SYSTEM, policy=policy)
+        for i in order:
+            window.append(self.chunks[i])
+        return window
+
+    def _questions(self, kind: str, order: Sequence[int]) -> list[testbed.Question]:
+        """About shapes in view ("glyph"), or about what they stand for in this order ("value")."""
         tags = [tag for i in order for tag in self.episode.frames[i].glyph_of]
         chosen = [tags[i] for i in self.rng.permutation(len(tags))[: self.per_kind]]
-        values = [self.episode.ask("value", tag, order) for tag in chosen]
-        return values, [self.episode.ask("glyph", tag, order) for tag in chosen]
-
-    def _accuracy(self, questions: Sequence[testbed.Question], logits: Sequence[torch.Tensor]) -> float:
-        truths = [int(self.backbone.builder.tokenize(question.answer)[0]) for question in questions]
-        return float(np.mean([int(one.argmax()) == truth for one, truth in zip(logits, truths, strict=True)]))
-
-    def _open(self, policy: ReusePolicy) -> KameraWindow:
-        """A window with room for all but the first frame: the last append slides by itself."""
-        store = ChunkStore.open("memory://")
-        anchor = former_of(KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy)).anchor
-        room = anchor.length + sum(c.num_tokens for c in self.chunks[1:])
-        return KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy, max_tokens=room)
-
-    def _all(self, request: Append | Slide | Evict | Recall | Reorder) -> dict[str, Report]:
-        return {arm: window.run(window.plan(request)) for arm, window in self.windows.items()}
+        return [self.episode.ask(kind, tag, order) for tag in chosen]
 
     def _frames(self, window: KameraWindow) -> list[int]:
         """The frames that a window shows."""

@@ -6,7 +6,7 @@ from tests.cli.run import kamera
 
 
 @pytest.mark.slow
-def test_the_demo_is_right_after_every_operation_and_cheaper(capsys, tmp_path, monkeypatch):
+def test_the_demo_runs_its_new_tokens_and_answers_as_the_prefix_cache(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     clips = tmp_path / "clips"
     options = ("--clips", "1", "--questions", "4", "--video", clips, "--quiet", "--format", "json")
@@ -15,15 +15,23 @@ def test_the_demo_is_right_after_every_operation_and_cheaper(capsys, tmp_path, m
     demo = done.document
     assert (demo["clips"], demo["view"]) == (1, str(tmp_path / "kamera" / "demo.html"))
     assert (clips / "clip0.mp4").stat().st_size > 0
-    rows = {(r["operation"], r["arm"]): r for r in demo["rows"]}
-    for operation in ("slide", "recall", "reorder"):
-        survivor, repair, ideal = (rows[(operation, arm)] for arm in ("survivor", "repair", "re-prefill"))
-        assert survivor["forwards"] == survivor["vision_encodes"] == repair["vision_encodes"] == 0
-        assert ideal["forwards"] >= 3 and ideal["vision_encodes"] >= 3
-        assert repair["two_hop"] >= ideal["two_hop"] - 0.26  # one item of four
-        assert (repair["forwards"] > 0) is (operation == "slide")
-    slid = rows[("slide", "survivor")]
-    assert slid["two_hop"] < rows[("slide", "repair")]["two_hop"], "a survivor still knows what has left"
-    worth = demo["guarantees"]
-    assert "survivor" in dict((o, g) for o, arm, g in worth if arm == "survivor")["slide"]
-    assert all("survivor" not in guarantees for _, arm, guarantees in worth if arm == "repair")
+    rows = {(row["operation"], row["arm"]): row for row in demo["rows"]}
+    operations = [name for name, arm in rows if arm == "kamera"]
+    for name in operations:
+        own, cache = rows[name, "kamera"], rows[name, "prefix cache"]
+        assert cache["right"] == cache["n"] == 4 and cache["kl"] == 0.0
+        if name != "prepare orders":
+            assert own["tokens"] <= cache["tokens"]
+        if not name.startswith("worst"):
+            assert own["right"] >= 3 and own["kl"] <= rows[name, "blind reuse"]["kl"] + 1e-3
+    assert rows["look back", "kamera"]["tokens"] == rows["another order", "kamera"]["tokens"] == 0
+    assert (
+        rows["the second leaves", "kamera"]["tokens"]
+        == 0
+        < rows["the second leaves", "prefix cache"]["tokens"]
+    )
+    worst = operations[-1]
+    strict = rows[worst, 'kamera, on_leave="exact"']
+    assert strict["right"] == 4 and strict["tokens"] > 0 == rows[worst, "kamera"]["tokens"]
+    worth = dict(demo["guarantees"])
+    assert "survivor" in worth[worst] and "exact" in worth["another order"]
