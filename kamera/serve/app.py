@@ -219,10 +219,10 @@ class Front(Page):
         return JSONResponse({"status": "ok", "waiting": self.worker.waiting})
 
     async def metrics(self, request: Request) -> Response:
-        """Counts for Prometheus."""
-        self._keys.tenant(request)
-        counts = {**self.service.counts(), "waiting": self.worker.waiting}
-        counts |= {"answered": self.worker.done, "refused": self._refused, "body_bytes": self._bodies.bytes}
+        """Counts of a tenant for Prometheus, and of the server those that tell nothing of others."""
+        tenant = self._keys.tenant(request)
+        counts = {**self.service.counts(tenant), **self.worker.counts(tenant)}
+        counts |= {"refused": self._refused, "body_bytes": self._bodies.bytes}
         return PlainTextResponse("".join(f"kamera_{name} {count}\n" for name, count in counts.items()))
 
     async def openapi(self, request: Request) -> Response:

@@ -130,11 +130,11 @@ class Service:
         asked, _ = self._whole(self._spoken(asked), tenant)
         return self._conversations.render(asked.messages, tools=asked.tools or None).num_tokens
 
-    def counts(self) -> dict[str, int]:
-        """Counts of all pools since the start, and their sessions now."""
-        pools = [pool.metrics() for pool in self._pools.values()]
+    def counts(self, tenant: str) -> dict[str, int]:
+        """Counts of a tenant's requests in all pools since the start, and its sessions now."""
+        pools = [pool.metrics(tenant) for pool in self._pools.values()]
         counted = {f.name: sum(getattr(m, f.name) for m in pools) for f in fields(pools[0])}
-        return {**counted, "sessions": sum(map(len, self._pools.values()))}
+        return {**counted, "sessions": sum(pool.count_sessions(tenant) for pool in self._pools.values())}
 
     def lives_of(self, tenant: str) -> Lives:
         """What the windows of a tenant's sessions did."""

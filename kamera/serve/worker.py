@@ -96,7 +96,7 @@ class Worker:
         self._changed = threading.Condition()
         self._closing = False
         self._threads = ThreadPoolExecutor(at_once, "kamera-serve")
-        self.done = 0
+        self._done = Counter[str]()
 
     def submit(self, tenant: str, job: Job[Any]) -> None:
         """Let a job run. Raises Refusal if too many wait, or the server is stopping."""
@@ -114,6 +114,15 @@ class Worker:
     def waiting(self) -> int:
         """Jobs that have not begun."""
         return sum(map(len, self._queues.values()))
+
+    @property
+    def done(self) -> int:
+        """Jobs that have ended."""
+        return self._done.total()
+
+    def counts(self, tenant: str) -> dict[str, int]:
+        """A tenant's jobs that wait, and those that have ended."""
+        return {"waiting": len(self._queues.get(tenant, ())), "answered": self._done[tenant]}
 
     def close(self) -> None:
         """Run what waits, then end."""
@@ -139,7 +148,7 @@ class Worker:
     def _run(self, tenant: str, job: Job[Any]) -> None:
         job.run()
         with self._changed:
-            self.done += 1
+            self._done[tenant] += 1
             self._running -= Counter([tenant])
             self._begin()
             self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -152,14 +152,17 @@ def candidates(entries: Entries, tenant: str, kind: str) -> dict[str, Candidate]
     return sessions
 
 
-def evict_sessions(entries: Entries, most: int, most_bytes: int | None) -> dict[str, int]:
-    """Evict the least recently used sessions that are not busy, down to both limits; how many for which."""
-    counts = {"evicted_count": 0, "evicted_bytes": 0}
+def evict_sessions(entries: Entries, most: int, most_bytes: int | None) -> Counter[tuple[str, str]]:
+    """Evict the least recently used sessions that are not busy, down to both limits.
+
+    How many of which tenant, for which of them.
+    """
+    counts = Counter[tuple[str, str]]()
     size = sum(entry.bytes for entry in entries.values())
     for key in [key for key, entry in entries.items() if not entry.busy]:
         too_many = len(entries) > most
         if not too_many and (most_bytes is None or size <= most_bytes):
             break
-        counts["evicted_count" if too_many else "evicted_bytes"] += 1
+        counts[key[0], "evicted_count" if too_many else "evicted_bytes"] += 1
         size -= entries.pop(key).bytes
     return counts

@@ -173,6 +173,54 @@ def load_turns(path: Path, document: Document) -> tuple[History, Turns]:
     return said, turns
 
 
+def save_turn(path: Path, name: str, anchors: Anchors) -> None:
+    """Write one turn alone to the directory ``path``, before its session is saved. Raises as `save_session`.
+
+    Its document has the turn before it as its ``last``.
+    """
+    turn = anchors.branches.turns([name]).get(name)
+    if turn is None:
+        return
+    said = _Said(anchors.backbone.processor)
+    saved = SavedTurn(None, said.indices(turn.system), said.indices(turn.messages), turn.has_left)
+    document = Document(
+        id=name,
+        fingerprint=anchors.backbone.fingerprint,
+        tenant=anchors.store.tenant,
+        mode="auto",
+        uncached=False,
+        edit_policy=None,
+        tools=None,
+        policy=None,
+        max_tokens=None,
+        said=said.messages,
+        messages=(),
+        turns={name: saved},
+        turn=1,
+        changes=(name,),
+        last=turn.previous_id,
+        ids=None,
+        window=None,
+    )
+    try:
+        (path / MEDIA).mkdir(parents=True, exist_ok=True)
+        for file, content in said.files.items():
+            with publish_file(path / MEDIA / file, 0o666) as picture:
+                picture.write(content)
+        SESSION.publish(path, sign_document(document.to_json(), anchors.store))
+    except OSError as error:
+        raise StoreError(f"the turn cannot be saved at {str(path)!r}: {error}") from None
+
+
+def load_turn(path: Path, name: str, anchors: Anchors) -> PastTurn:
+    """The turn that `save_turn` wrote. Raises as `read_document`, IncompatibleChunk for another model's."""
+    document = read_document(path, anchors.store, name)
+    own = (anchors.backbone.fingerprint, anchors.store.tenant)
+    if (document.fingerprint, document.tenant) != own:
+        raise IncompatibleChunk(f"the turn at {str(path)!r} is of another model or tenant")
+    return replace(load_turns(path, document)[1][name], previous_id=document.last)
+
+
 # -- messages ----------------------------------------------------------------------------------
 
 

@@ -123,7 +123,7 @@ class SessionPool:
         self._account = Account()
         self._entries = Entries()  # the last used one at the end
         self._tails, self._clocks = Tails(), Clocks()
-        self._counts = Counter[str]()
+        self._counts = Counter[tuple[str, str]]()  # by tenant and name
 
     def send(
         self,
@@ -175,9 +175,11 @@ class SessionPool:
                 turn = entry.session.send(incoming.messages, **options)
                 if told is not None:
                     incoming.anchors.branches.retell(turn.turn_id, told(turn))
+                if self._saves is not None:
+                    self._saves.note(turn.turn_id, incoming.anchors)
         except BaseException:
             with self._lock:
-                self._counts["failed"] += 1
+                self._counts[incoming.tenant, "failed"] += 1
                 entry.busy = False
                 if not entry.session.state.changes:
                     self._entries.pop((incoming.tenant, name), None)  # it was opened for this request
@@ -257,18 +259,30 @@ class SessionPool:
         """Ids of a tenant's sessions on the disk, those of other processes too; none without ``save``."""
         return [] if self._saves is None else self._saves.names(tenant_of(self._store, tenant))
 
-    def metrics(self) -> PoolMetrics:
-        """The counts up to now."""
+    def metrics(self, tenant: str | None = None) -> PoolMetrics:
+        """The counts up to now, of all tenants, or of one: its own alone, and nothing of the backbone's."""
+        counts = Counter[str]()
         with self._lock:
-            counts = {**self._counts, "anchors": sum(a.prefill_count for a in [*self._tenants.values()])}
-        counts["dropped"] = later_of(self.backbone).dropped
-        return PoolMetrics(**counts | ({} if self._saves is None else self._saves.counts))
+            for (whose, name), count in [*self._counts.items(), *self._saved_counts()]:
+                counts[name] += count if tenant in (None, whose) else 0
+            anchors = [a for whose, a in self._tenants.items() if tenant in (None, whose)]
+        counts["anchors"] = sum(a.prefill_count for a in anchors)
+        counts["dropped"] = 0 if tenant is not None else later_of(self.backbone).dropped
+        return PoolMetrics(**counts)
+
+    def count_sessions(self, tenant: str) -> int:
+        """Number of a tenant's sessions, busy ones included."""
+        with self._lock:
+            return sum(whose == tenant for whose, _ in self._entries)
 
     def __len__(self) -> int:
         """Number of sessions, busy ones included."""
         return len(self._entries)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _saved_counts(self) -> list[tuple[tuple[str, str], int]]:
+        return [] if self._saves is None else [*dict(self._saves.counts).items()]
 
     def _anchors_of(self, tenant: str) -> Anchors:
         """What a tenant's sessions share. Raises ValueError for a store of another tenant."""
@@ -314,15 +328,15 @@ class SessionPool:
             self._clocks.note_system_prompt(tenant, incoming.full_history)
         id_and_session = self._resume(incoming)
         with self._lock:
-            self._counts["requests"] += 1
+            self._counts[tenant, "requests"] += 1
             if id_and_session is not None:
-                self._counts["resumed"] += 1
+                self._counts[tenant, "resumed"] += 1
                 self._entries.setdefault((tenant, id_and_session[0]), Entry(id_and_session[1]))
             entry = None if session_id is None else self._entries.get((tenant, session_id))
             if entry is not None:
-                self._counts["by_id"] += 1
+                self._counts[tenant, "by_id"] += 1
             elif session_id is not None:
-                self._counts["unknown"] += 1
+                self._counts[tenant, "unknown"] += 1
                 if incoming.full_history is None:
                     raise UnknownSession(
                         f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
@@ -338,8 +352,8 @@ class SessionPool:
                 if entry is not None:
                     state = entry.session.state
                     name = secrets.token_hex(8) if name == matched_id else name
-                    self._counts["forked"] += entry.busy
-                self._counts["opened"] += entry is None
+                    self._counts[tenant, "forked"] += entry.busy
+                self._counts[tenant, "opened"] += entry is None
                 session = open_session(incoming.anchors, incoming.manner, state)
                 entry = self._entries[tenant, name] = Entry(session)
             entry.busy, entry.session.manner = True, incoming.manner
@@ -354,10 +368,10 @@ class SessionPool:
             last = {self._entries[incoming.tenant, name].session.state.last: name for name in sessions}
             name = last.get(incoming.after)
             match = Match(name, None if name is None else "by_owner")
-        self._counts["too_little"] += match.too_little
-        self._counts["tainted"] += match.tainted
+        self._counts[incoming.tenant, "too_little"] += match.too_little
+        self._counts[incoming.tenant, "tainted"] += match.tainted
         if match.how is not None:
-            self._counts[match.how] += 1
+            self._counts[incoming.tenant, match.how] += 1
         return match
 
     def _resume(self, incoming: Incoming) -> tuple[str, ChatSession] | None:
@@ -418,7 +432,7 @@ class SessionPool:
                     for other in self._entries.values():
                         other.tails -= tails
                     entry.tails = self._tails.give(tails)
-                    self._counts.update(turn_counts(turn.report))
+                    self._counts.update({(key[0], n): c for n, c in turn_counts(turn.report).items()})
                 if self._entries.get(key) is entry:  # else it was dropped meanwhile
                     self._entries.move_to_end(key)
                 is_dropped = key not in self._entries

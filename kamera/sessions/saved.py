@@ -25,16 +25,19 @@ from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreErr
 from kamera.files import user_path
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.branches import Turns
+from kamera.sessions.branches import PastTurn, Turns
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.document import SESSION, Document, SavedTurn, lock_folder, read_document
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import Manner, laxest_treatment
-from kamera.sessions.persist import load_session, load_turns, save_session
+from kamera.sessions.persist import load_session, load_turn, load_turns, save_session, save_turn
 
 _log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int]
+
+_NOTED = 8
+"""Changes of a session that may have been noted since its last save but one."""
 
 _NO_MESSAGES = SavedTurn(None, (), (), False)
 """A turn in a header."""
@@ -44,7 +47,8 @@ class SavedSessions:
     """The sessions saved under ``root``. Threads may share one.
 
     `save` returns before the session is on the disk, but not before the session's save before it is: a
-    process that is killed loses a session's last turn at most. A clean exit completes all saves. A forked
+    process that is killed loses the KV of a session's last turn at most, whose messages are noted before it
+    is acknowledged. A clean exit completes all saves. A forked
     child saves its own; those under way at the fork are its parent's.
 
     Over ``limit`` bytes the sessions saved longest ago are removed; the latest save stays, whatever its size.
@@ -62,7 +66,7 @@ class SavedSessions:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kamera-sessions")
         self._pending: dict[Path, Future[None]] = {}
         self._failures: list[BaseException] = []
-        self.counts = Counter[str]()  # its part of `PoolMetrics`
+        self.counts = Counter[tuple[str, str]]()  # its part of `PoolMetrics`, by tenant and name
 
     def save(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> None:
         """Save a session soon. It must not be written to any more (`ChatSession.fork`)."""
@@ -153,8 +157,28 @@ class SavedSessions:
             )
         return open_session(anchors, replace(manner, tools=document.tools), state)
 
+    def note(self, turn_id: str, anchors: Anchors) -> None:
+        """Write a turn down, before it is acknowledged; it stays until the save of its session has it."""
+        try:
+            save_turn(self._noted(turn_id, anchors), turn_id, anchors)
+        except Exception as error:  # whatever it is, the conversation goes on
+            _log.warning("turn %s is not written down: %s", turn_id, error)
+
     def find_turn(self, turn_id: str, anchors: Anchors) -> Turns:
-        """A turn of any saved session, with those before it; {} if none can be read that has it."""
+        """A turn that was noted, or of any saved session, with those before it; {} if none can be read."""
+        path, turns = self._noted(turn_id, anchors), dict[str, PastTurn]()
+        if path.is_dir():
+            try:
+                turn = load_turn(path, turn_id, anchors)
+            except KameraError as error:
+                _log.warning("turn %s cannot be read: %s", turn_id, error)
+            else:
+                before = {} if turn.previous_id is None else self.find_turn(turn.previous_id, anchors)
+                if turn.previous_id is None or before:
+                    turns = {**before, turn_id: turn}
+        return turns or self._find_saved(turn_id, anchors)
+
+    def _find_saved(self, turn_id: str, anchors: Anchors) -> Turns:
         for header in self._headers_of(turn_id, anchors):
             path = self._path(anchors.store.tenant, header.id or "")
             try:
@@ -176,6 +200,11 @@ class SavedSessions:
         headers = [h for h in self._read_headers() if (h.fingerprint, h.tenant) == own]
         return [header for header in headers if turn_id in header.turns]
 
+    def _noted(self, turn_id: str, anchors: Anchors) -> Path:
+        """The directory of a turn that is written down, beside those of sessions."""
+        name = digest("kamera.turn.v1", anchors.store.tenant, turn_id)
+        return self.root.with_name(f"{self.root.name}-turns") / name
+
     def _path(self, tenant: str, name: str) -> Path:
         return self.root / digest("kamera.session.v1", tenant, name)
 
@@ -192,14 +221,17 @@ class SavedSessions:
                 document = save_session(path, session.state, anchors, session.manner, name, strict=True)
                 self._note_header(path, _stamp(path / SESSION.name), document)
             self._trim(path)
+            for turn_id in session.state.changes[-_NOTED:]:
+                if (noted := self._noted(turn_id, anchors)).is_dir():
+                    _remove(noted)
         except Exception as error:  # whatever it is, the conversation goes on
             _log.warning("session %s is not saved: %s", name, error)
             with self._lock:
                 self._failures.append(error)
-                self.counts["unsaved"] += 1
+                self.counts[anchors.store.tenant, "unsaved"] += 1
         else:
             with self._lock:
-                self.counts["saved"] += 1
+                self.counts[anchors.store.tenant, "saved"] += 1
 
     def _trim(self, latest: Path) -> None:
         """Remove sessions over the limit, those saved longest ago first; ``latest`` stays."""
@@ -214,10 +246,11 @@ class SavedSessions:
             if total <= self.limit:
                 break
             if path != latest:
+                header = self._header_in(path.name)
                 with contextlib.suppress(FileNotFoundError):
                     _remove(path)
                     with self._lock:
-                        self.counts["evicted_saved"] += 1
+                        self.counts["" if header is None else header.tenant, "evicted_saved"] += 1
                 total -= size
 
     def _read_headers(self) -> list[Document]:

@@ -228,7 +228,7 @@ def test_a_client_that_goes_away_frees_the_worker(served: Served):
             time.sleep(0.01)
         answer = served.post("/v1/chat/completions", {**body, "stream": False, "max_tokens": 2})
         assert answer.json()["usage"]["completion_tokens"] == 2
-        assert served.front.service.counts()["failed"] >= 2
+        assert served.front.service.counts("")["failed"] >= 2
     finally:
         backbone().model.generation_config.eos_token_id = before
 

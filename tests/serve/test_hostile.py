@@ -290,6 +290,21 @@ def test_others_are_answered_while_a_response_cannot_be_kept_yet(tmp_path, strea
 # -- keys ------------------------------------------------------------------------------------------
 
 
+def test_metrics_under_a_key_are_those_of_its_tenant():
+    with serving(keys={KEY: "one", OTHER: "two"}) as served:
+        for _ in range(2):
+            body = {"model": "testbed", "messages": USER, "max_tokens": 1}
+            assert served.post(CHAT, body, headers={"x-api-key": KEY}).status_code == 200
+
+        def counts(key: str) -> dict[str, str]:
+            answer = plain().get(served.url + "/metrics", headers={"x-api-key": key})
+            return dict(line.removeprefix("kamera_").split() for line in answer.text.splitlines())
+
+        names = ("requests", "answered", "sessions", "anchors")
+        assert [counts(KEY)[name] for name in names] == ["2", "2", "1", counts(KEY)["anchors"]]
+        assert [counts(OTHER)[name] for name in names] == ["0"] * 4
+
+
 def test_two_keys_share_nothing():
     with serving(keys={KEY: "one", OTHER: "two"}) as served:
         assert served.post(CHAT, {"model": "testbed", "messages": USER}).status_code == 401

@@ -15,6 +15,25 @@ TURNS = 1
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("session", [{}, {"session_id": "s"}])
+def test_the_last_acknowledged_turn_of_a_killed_server_is_gone_on_from(tmp_path: Path, session):
+    store, history = str(tmp_path / "store"), [SYSTEM, user("value of tag 3?")]
+    process, url = started("--store", store)
+    with process:
+        for _ in range(2):
+            answer = asked(url, history, **session)
+            history += [answer["choices"][0]["message"], user("and?")]
+        process.kill()
+    process, url = started("--store", store)
+    with process:
+        after = {"kamera": {"after": answer["kamera"]["turn_id"]}}
+        for named in (session, {}):
+            again = asked(url, [user("and?")], **after, **named)
+            assert again["choices"][0]["message"]["content"] == said(history, 4)
+        process.kill()
+
+
+@pytest.mark.slow
 def test_every_acknowledged_turn_of_a_server_killed_under_load_is_there_or_named(tmp_path: Path):
     store, threads = str(tmp_path / "store"), list[threading.Thread]()
     history = {number: [SYSTEM, user(f"value of tag {number}?")] for number in range(2)}

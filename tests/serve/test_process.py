@@ -53,7 +53,7 @@ def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(t
             assert "data: [DONE]" in list(lines)  # the answer is finished
         assert process.wait(60) == 0
         assert f"3 sessions saved in {store}" in process.stdout.read()
-    with serving(policy=ReusePolicy(), store=store) as served:
+    with serving(store=store) as served:
         found = asked(served.url, [*first, answer, user("and 4?")])
         assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 30  # from the disk
         assert found["choices"][0]["message"]["content"] == said([*first, answer, user("and 4?")], 4)
@@ -69,7 +69,7 @@ def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(t
         talk = [user("value of tag 9?"), {"role": "assistant", "content": told}, user("and 10?")]
         assert found["output"][0]["content"][0]["text"] == said(talk, 4)  # without its instructions
         assert served.client().delete(f"/v1/responses/{named['id']}").status_code == 200
-    with serving(policy=ReusePolicy(), store=store) as served:
+    with serving(store=store) as served:
         assert served.client().get(f"/v1/responses/{named['id']}").status_code == 404
         assert served.post("/v1/responses", {**follow, "input": "x"}).status_code == 400
         gone = {"after": named["kamera"]["turn_id"]}
