@@ -189,4 +189,21 @@ def test_a_cache_that_outgrows_the_room_goes_on_beside_it(family):
             places = torch.arange(i, i + 8).expand(backbone.axes, -1) + 50
             got, want = (forwards.forward(backbone, ids[i : i + 8], places, c) for c in (cache, slow))
             assert torch.allclose(got, want, atol=1e-5, rtol=1e-4)
+        kept = cache_length(cache) - 12  # of those that found no place
+        for each in (cache, slow):
+            each.crop(kept)
+        places = torch.arange(28, 36).expand(backbone.axes, -1) + 50
+        got, want = (forwards.forward(backbone, ids[28:36], places, c) for c in (cache, slow))
+        assert torch.allclose(got, want, atol=1e-5, rtol=1e-4)
+    assert same_bits(shown(live), before)
+
+
+def test_a_fork_with_little_in_common_takes_a_room_of_its_own():
+    backbone = model("qwen2_5_vl")
+    live = backbone.live()
+    live.show(spans_of(backbone, (0, 1, 2), (0, 0, 0)))
+    before, branch = shown(live), live.fork()
+    branch.show(spans_of(backbone, (0, 3, 7), (0, 0, 0)))
+    assert branch.read(0)[0]["k"].data_ptr() != live.read(0)[0]["k"].data_ptr()
+    branch.read(0)[0]["k"].fill_(7.0)
     assert same_bits(shown(live), before)
