@@ -104,20 +104,6 @@ def test_an_agent_that_keeps_the_last_pictures_runs_its_new_tokens_alone(
     assert torch.allclose(session.next_token_logits(), plain.next_token_logits(), atol=1e-3)
 
 
-def test_an_appended_chat_prepares_nothing(backbone, frames):
-    for edit in (None, policies.keep_all()):
-        with watching(backbone, later=True) as seen:
-            session = opened(backbone, ReusePolicy(audit=0.0), edit_policy=edit)
-            turns = []
-            for frame in frames[:3]:
-                turns.append(session.send(shown(frame), **OPTIONS))
-                session.anticipate()
-                session.flush()
-        assert [turn.report.anticipated for turn in turns] == [None] * 3
-        assert session.usage().background.forwards == 0
-        assert session.usage().now.forwards == seen.forwards
-
-
 @pytest.mark.parametrize("policy", [EXACT, FULL], ids=["exact", "patches"])
 def test_random_edits_of_a_tiny_model_are_answered_as_the_plain_model_does(policy):
     """Each turn edits the history as the one before, or otherwise: guesses are right, wrong, or none."""
@@ -245,4 +231,3 @@ def test_a_pool_prepares_after_each_answer_and_counts_right_and_wrong_guesses(ba
     assert usage.now.forwards + usage.background.forwards == seen.forwards
     assert usage.now.tokens + usage.background.tokens == seen.tokens
     assert usage.now.vision_encodes + usage.background.vision_encodes == seen.encodes
-    assert (usage.background.forwards > 0) is anticipates or DEFAULT.audit
