@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", default=TABLES, choices=TABLES)
     parser.add_argument("--groups", nargs="+", default=arms.GROUPS, choices=arms.GROUPS, help="of arms")
     parser.add_argument("--sabotage", choices=["no-rotation", "foreign-patch"], default="")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="json: all documents")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -248,7 +249,10 @@ def main() -> None:
             if args.output is not None:
                 args.output.write_text(json.dumps(report), encoding="utf-8")
         rows = [row for some in kept["documents"].values() for row in some]
-        print_tables(Console(width=200), tables(model, rows))
+        if args.format == "table":
+            print_tables(Console(width=200), tables(model, rows))
+    if args.format == "json":
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--windows", type=int, default=42, help="episodes, of at most 12 questions each")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sabotage", choices=["no-rotation", "foreign-patch"], default="")
+    parser.add_argument("--sabotage", choices=["no-rotation", "other-rows"], default="")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # threads change the order of sums
     backbone = Backbone.from_pretrained(options.model, dtype=options.dtype).engine

@@ -12,10 +12,10 @@ from kamera import Chunk, Patch, testbed
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.engines.hf import HfEngine
-from kamera.ops import KV, Deltas, deficit, kv_map, kv_tokens, patch_of
+from kamera.ops import KV, Deltas, deficit, kv_map, patch_of
 
-Sabotage = Literal["", "no-rotation", "foreign-patch"]
-"""An operator that is broken on purpose: keys that move are not turned, a patch is another chunk's."""
+Sabotage = Literal["", "no-rotation", "other-rows"]
+"""An operator that is broken on purpose: keys that move are not turned, a patch's rows are other tokens'."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,6 @@ class Bed:
         places = backbone.positions([self._system], [{}])
         (self._anchor,) = backbone.prefill([Encoded(self._system, {}, {})], [places])
         self._encoded: dict[str, Encoded] = {}
-        self._last: Deltas | None = None
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Source]:
         """Chunks that follow each other behind the system prompt: one forward."""
@@ -54,11 +53,7 @@ class Bed:
     def deficit(self, behind: Source, alone: Source) -> Deltas:
         """What a chunk absorbed: its KV ``behind`` others, minus its KV ``alone``, in the latter's frame."""
         own = deficit(behind.kv, alone.kv, self.layout, _offset(alone.positions, behind.positions))
-        if self.sabotage != "foreign-patch":
-            return own
-        last, self._last = self._last or own, own
-        count = kv_tokens(alone.kv)
-        return kv_map(last, lambda x: x[:, torch.arange(count) % x.shape[1]])
+        return own if self.sabotage != "other-rows" else kv_map(own, lambda x: x.roll(x.shape[1] // 2, 1))
 
     def logits(self, questions: Sequence[str], sources: Sequence[Source]) -> torch.Tensor:
         """Log probabilities ``[questions, vocabulary]`` of the first token of each answer."""

@@ -46,7 +46,7 @@ def test_a_slide_costs_its_new_picture_where_a_prefix_cache_runs_the_window(caps
 def test_claims_of_the_paper_change_with_a_broken_operator(capsys):
     """The shipped backbone keeps what it binds in values: a key that is not turned does not show in it."""
     sound, foreign = (
-        shown("paper", ["--windows", "1", *more], capsys) for more in ([], ["--sabotage", "foreign-patch"])
+        shown("paper", ["--windows", "1", *more], capsys) for more in ([], ["--sabotage", "other-rows"])
     )
     holds, broken = ({row["claim"]: row["holds"] for row in d["rows"]} for d in (sound, foreign))
     served = "A fresh patch after recall (η)"
