@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,9 +75,9 @@ def apply(settings: Settings) -> Iterator[Row]:
         ]
         paths = {}
         for name, (kv, factors, moved) in ways.items():
-            given = (slot, kv, factors, layout, offset)
-            paths[name] = apply_to(*given)  # compiles what has to be, too
-            arms.append(Arm(name, lambda given=given: apply_to(*given)))
+            run = partial(apply_to, slot, kv, factors, layout, offset)
+            paths[name] = run()  # compiles what has to be, too
+            arms.append(Arm(name, run))
             arms.append(_copy(f"copy, {name}", moved, device))
         timed = settings.measure(arms)
         yield {"tokens": length, "way": "re-prefill", "ms": _ms(timed, "re-prefill")}
