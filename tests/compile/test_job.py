@@ -140,6 +140,7 @@ def test_patches_are_those_of_windows_that_start_from_nothing(tmp_path, backbone
         window = KameraWindow(backbone, alone, SYSTEM, policy=ReusePolicy(rank=2, forms="always"))
         for content in contents:
             window.append(content)
+        window.flush()
         want |= patches(alone)
     got = patches(store)
     assert got.keys() == want.keys()

@@ -55,7 +55,7 @@ def test_a_row_is_the_span_alone(family):
 def test_a_decoder_with_experts_takes_no_batch(family):
     backbone = tiny.backbone(family)
     spans = [text(5, 1), text(5, 2)]
-    assert [backbone.form(span).row for span in spans] == [None, None]
+    assert [backbone.form(span) for span in spans] == [None, None]
     where = torch.arange(5).expand(backbone.axes, -1)
     with pytest.raises(ValueError, match="cannot share a forward"):
         backbone.prefill(spans, [where, where], apart=True)

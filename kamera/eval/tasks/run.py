@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
+from kamera import __version__
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.eval.arms import BLIND, REPREFILL, Maker, arms_named
 from kamera.eval.tasks.asking import ReusedPart, TaskAsker, room_of
@@ -79,7 +80,7 @@ def run_task(
         "max_tokens": limit_tokens,
         "reuse": reuse,
         "pictures": asdict(shrink),
-        "versions": {name: version(name) for name in ("kamera-kv", "torch", "transformers")},
+        "versions": {"kamera": __version__, **{name: version(name) for name in ("torch", "transformers")}},
     }
     asked = {"data": str(data), "arms": list(arms), **asdict(selection)}
     with lock_run(out_dir):
