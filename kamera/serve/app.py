@@ -48,9 +48,9 @@ WAITING = 64
 READING, SENDING = 60, 60
 """Seconds in which a request must have come, and an event have gone to a client that reads slowly."""
 
-SWITCHING = 5e-4
-"""Seconds after which a thread lets another one run Python. A forward asks for that at each of its operations;
-beside a long history that is being read it would wait ten times as long, Python's 5e-3, each time.
+SWITCHING = 1e-4
+"""Seconds after which a thread lets another one run Python. A forward asks for that at each operation;
+beside a long history that is being read it would wait fifty times as long, Python's 5e-3, each time.
 """
 
 STOPPING, CONNECTIONS = 120, 512
