@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import transformers
 from transformers import AutoConfig, PretrainedConfig
 
-PATCH_SHARE = 0.03  # ReusePolicy.patch_bytes: at most this share of the chunk's KV
+PATCH_SHARE = 0.12  # ReusePolicy.patch_bytes: at most this share of the chunk's KV
 
 
 @dataclass(frozen=True)

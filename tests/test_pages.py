@@ -56,6 +56,9 @@ FOREIGN = {
 }
 """Names of other libraries, of JSON and of mathematics."""
 
+THEIRS = {"--attention-backend", "--compilation-config", "--enable-prompt-tokens-details"}
+"""Options of vLLM."""
+
 _SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _COMMAND = re.compile(
@@ -199,6 +202,20 @@ def _missing_of_verb(words: list[str]) -> str:
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join(words))
     return next((option for option in options if option not in known), "")
+
+
+def _options(command: Any) -> set[str]:
+    """The options of a command and of all below it."""
+    found = {option for parameter in command.params for option in parameter.opts}
+    verbs = command.list_commands(None) if hasattr(command, "list_commands") else ()
+    return found.union({"--help"}, *(_options(command.get_command(None, verb)) for verb in verbs))
+
+
+@pytest.mark.parametrize("page", named(GUIDES))
+def test_every_option_that_a_page_explains_is_there(page):
+    known = _options(get_command(app)) | THEIRS
+    told = {found[0] for span in code_spans(page) if (found := re.match(r"--[a-z][a-z-]*", span))}
+    assert sorted(told - known) == []
 
 
 @functools.cache
