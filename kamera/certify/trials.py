@@ -15,7 +15,7 @@ from kamera.certify.material import Document
 from kamera.certify.metrics import kl
 from kamera.content import Chunk
 from kamera.engines.hf import HfEngine
-from kamera.ops import KV
+from kamera.ops import KV, relocate_kv, uniform_offset
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, ReusePolicy, weakest
 from kamera.window import KameraWindow, answer_of, keep_orbit, logits_of_answers, shown_spans
@@ -57,7 +57,7 @@ class Trial:
         self._store = ChunkStore.open("memory://")
         true = self._window(self._store, self._chunks, ReusePolicy.exact())
         self._answers = [(q, answer_of(true, q, max_new_tokens=ANSWER)) for q in document.questions]
-        self._reference, self._kv = self._logits(true), _kv(true)
+        self._reference, self._true = self._logits(true), shown_spans(true)[1:]
 
     def arms(self, guarantees: Sequence[Guarantee]) -> Iterator[Arm]:
         """The window in every way of these guarantees; the blind one is always among them, and last.
@@ -84,7 +84,7 @@ class Trial:
         served, true = self._logits(window), self._reference
         flips = (served.argmax(-1) != true.argmax(-1)).double()
         lost = float(kl(served, true).mean())
-        return Judged(len(true), lost, float(flips.mean()), kv_error(_kv(window), self._kv))
+        return Judged(len(true), lost, float(flips.mean()), self._kv_error(window))
 
     # -- windows -------------------------------------------------------------------------------------
 
@@ -128,6 +128,15 @@ class Trial:
         window.flush()
         return window
 
+    def _kv_error(self, window: KameraWindow) -> float:
+        turned = []
+        for span, true in zip(shown_spans(window)[1:], self._true, strict=True):
+            # the live cache of a window that slid may begin at another place: that is no error
+            offset = uniform_offset(span.positions, true.positions)
+            assert offset is not None, "the same chunks in the same order stand alike"
+            turned.append(relocate_kv(span.kv, self._engine.layout, offset))
+        return kv_error(turned, [span.kv for span in self._true])
+
     def _logits(self, window: KameraWindow) -> torch.Tensor:
         return torch.cat(logits_of_answers(window, self._answers))
 
@@ -142,11 +151,6 @@ def kv_error(served: Sequence[KV], true: Sequence[KV]) -> float:
                     key, energy = (group, name), values.square().sum((1, 2, 3))
                     sums[key] = sums[key] + energy if key in sums else energy
     return float(torch.cat([off[key] / whole[key] for key in off]).mean().sqrt())
-
-
-def _kv(window: KameraWindow) -> list[KV]:
-    """The KV of every chunk as the live cache shows it."""
-    return [span.kv for span in shown_spans(window)[1:]]
 
 
 def _check(window: KameraWindow, guarantee: Guarantee) -> None:

@@ -139,6 +139,7 @@ def test_every_guarantee_has_its_rows_and_survivors_say_what_has_departed(traine
     assert patched.kl.high < 1e-3 and blind.kl.low > 1.0
     assert patched.eta.mean == pytest.approx(1 - patched.kl.mean / blind.kl.mean)
     assert all(patched.kv.mean < row.kv.mean for row in made.rows[1:])
+    assert all(row.kv.mean < 0.7 * blind.kv.mean for row in made.of("survivor")), "places do not count"
 
 
 # -- sabotage ------------------------------------------------------------------------------------
