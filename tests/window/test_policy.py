@@ -163,19 +163,6 @@ def test_a_minimum_above_near_serves_nothing_near(pieces):
     assert guarantees(window)[1] == "exact"
 
 
-def test_reorder_restores_a_slot_behind_its_former_antecedents(pieces):
-    backbone, (a, b, c, _) = pieces
-    window = make(backbone, None, a, b, c, policy=ReusePolicy(rank=1, forms="always"))
-    window.evict(0)
-    assert guarantees(window) == ["exact", "survivor"]
-    window.recall(a.id)
-    window.reorder([2, 0, 1])
-    # b and c stand behind what they were prefilled behind: exact again, though rank 1 is stored
-    assert guarantees(window) == ["exact"] * 3
-    plain = Prefilled(backbone, [a, b, c])
-    assert all(distance(window, i, plain) <= 1e-4 for i in range(3))
-
-
 # -- orbit -----------------------------------------------------------------------------------------
 
 
