@@ -66,3 +66,15 @@ def test_a_table_is_printed_for_people(capsys):
     assert command.main(["fuzz", "--size", "2"]) == 0
     said = capsys.readouterr().out
     assert "reads as written" in said and "must be" in said and "commit" in said
+
+
+@pytest.mark.slow
+def test_text_clients_with_rules_of_their_own_run_their_new_tokens_exact(capsys):
+    rows = shown("price", ["clients", "--turns", "20"], capsys)["rows"]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["from the fourth turn on, of new"] <= 1.6
+        assert row["first, tokens"] <= 0.5 * row["prefix cache"]
+        assert row["background, tokens"] <= row["prefix cache"]
+        assert row["turns over a prefix cache"] == 0
+        assert row["logits, largest difference to plain"] <= 1e-3
