@@ -97,7 +97,7 @@ def engine_of(backbone: object) -> Engine:
 
 
 class Identity(Protocol):
-    """What certificates and audits ask of a model.
+    """What audits ask of a model.
 
     ``tolerance`` is the most that answers of one model on two machines differ by, as a share of their norm.
     """
