@@ -37,7 +37,7 @@ def main() -> None:
     *frames, again = [Image.open(name) for name in args.frames] if args.frames else film()
 
     system = None if args.model else testbed.SYSTEM
-    # "exact" needs no certificate: a recalled frame is prefilled from its stored encoding
+    # "exact": a recalled frame is prefilled from its stored encoding
     policy = ReusePolicy(minimum="exact")
     window = KameraWindow(backbone, ChunkStore.open(args.store), system, policy=policy)
     seen = [window.append(frame).slot.chunk_id for frame in frames]

@@ -17,7 +17,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, read_video, testbed
 def film() -> tuple[list, list[str], str, str, list[int]]:
     """A clip of the synthetic world: frames, captions, a question, its answer, frames to recall."""
     episode = testbed.World(seed=31).episode(0, layout="LIPPLPPP")
-    question = next(q for q in episode.questions if q.bound)
+    question = [q for q in episode.questions if q.bound][1]  # decided by frames that have left
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
         testbed.render_video(episode.frames, path)
@@ -72,17 +72,20 @@ def main() -> None:
         left = f", {len(report.evicted)} left" if report.evicted else ""
         print(f"  frame {number}: {report.slot.length} tokens, {report.slot.guarantee}{left}")
 
+    window.flush()  # the agent acts, and the background work is done
     print(f"{question}  ->  {window.generate(question, max_new_tokens=16)!r} with what is in view")
-    for number in look_back:
-        report = window.recall(chunks[number].id)
-        print(
-            f"  look back at frame {number}: {report.forwards} forwards, "
-            f"{report.vision_encodes} vision encodes, {report.slot.guarantee}"
-        )
-    answer = window.generate(question, max_new_tokens=16)
-    print(f"{question}  ->  {answer!r} after looking back" + (f" (truth: {truth!r})" if truth else ""))
+    for time in ("first", "second"):
+        branch = window.fork()  # looks back, and leaves the window as it is
+        for number in look_back:
+            report = branch.recall(chunks[number].id)
+            print(
+                f"  {time} look back at frame {number}: {report.forwards} forwards, "
+                f"{report.vision_encodes} vision encodes, {report.slot.guarantee}"
+            )
+        answer = branch.generate(question, max_new_tokens=16)
+        print(f"{question}  ->  {answer!r} after looking back" + (f" (truth: {truth!r})" if truth else ""))
+        branch.flush()
     print("window:", ", ".join(f"{slot.label.strip()} ({slot.guarantee})" for slot in window.slots))
-    window.flush()
     print(f"all model work: {window.usage()}")
 
 

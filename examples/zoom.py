@@ -92,7 +92,7 @@ def main() -> None:
         return picture.crop(box).resize(view)
 
     def start() -> KameraWindow:
-        # "exact" needs no certificate, and forms nothing: a fork's new crop is one forward
+        # "exact" forms nothing: a fork's new crop is one forward
         return KameraWindow(
             backbone, ChunkStore.open("memory://"), system, policy=ReusePolicy(minimum="exact")
         )

@@ -19,7 +19,7 @@ _HERE = "its KV was run in its window and stands under no key: {}"
 class RecipeFacts:
     """What a recipe says beside seats and rows: names and token ids.
 
-    ``ids`` are those of the chunks, by chunk id, ``rank`` the largest of patches that are not proved.
+    ``ids`` are those of the chunks, by chunk id, ``rank`` the largest of patches.
     ``contents`` are the digests of the conditioned KV that is stored, by number of its seat. ``remedy`` says
     what stores KV that has no key.
     """

@@ -30,11 +30,14 @@ def test_a_picture_that_is_looked_back_at_is_encoded_once(run):
 
 def test_video_agent_recalls_without_encoding_and_is_right(run):
     out = run("video_agent.py")
-    assert [" 0 vision encodes" in line for line in out.splitlines() if "look back at" in line] == [True] * 2
-    assert out.splitlines()[-1].startswith(WORK)
-    answered = next(line for line in out.splitlines() if "after looking back" in line)
-    answer, truth = answered.split("'")[1], answered.split("'")[3]
-    assert answer == truth
+    lines = out.splitlines()
+    looks = [line for line in lines if "look back at" in line]
+    assert all(" 0 vision encodes" in line for line in looks)
+    assert [" 0 forwards" in line for line in looks] == [False, False, True, True]
+    assert lines[-1].startswith(WORK)
+    before = next(line for line in lines if "what is in view" in line).split("'")[1]
+    answers = [line.split("'")[1::2] for line in lines if "after looking back" in line]
+    assert answers[0] == answers[1] and answers[0][0] == answers[0][1] != before
 
 
 @pytest.mark.slow
