@@ -105,20 +105,6 @@ def test_an_agent_that_keeps_the_last_pictures_pays_no_more_than_a_prefix_cache(
         before = prompt
 
 
-def test_an_order_leaves_its_patches_which_are_served_when_it_comes_back(backbone, frames):
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
-    for frame in frames[:3]:
-        window.append(frame)
-    there, back = [2, 0, 1], [1, 2, 0]
-    for order in (there, back):
-        assert window.reorder(order).forwards == 1
-        window.flush()
-    for order in (there, back):
-        report = window.reorder(order)
-        assert report.forwards == 0
-        assert {slot.guarantee for slot in window} == {"exact", "patched"}
-
-
 def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
     with watching(backbone, later=True) as seen:
         session = ChatSession(
