@@ -78,7 +78,9 @@ def failing(request, pieces, tmp_path, monkeypatch):
     """A window of two chunks whose store has just begun to fail, and one whose store works."""
     backbone, (a, b, *_) = pieces
     store = ChunkStore.open(tmp_path / "store")
-    window, sound = make(backbone, store, a, b), make(backbone, None, a, b)
+    # what stays is prefilled, since a departure would be served from the store
+    policy = ReusePolicy(rank=FULL_RANK, forms="always", on_leave="exact")
+    window, sound = (make(backbone, own, a, b, policy=policy) for own in (store, None))
     window.flush(), sound.flush()
     with monkeypatch.context() as patched:
         WAYS[request.param](store, patched)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from kamera import ChunkStore, ReusePolicy
 from kamera.engines.hf import forwards
 from tests.models import samples, tiny
 from tests.reliability import threads as many
-from tests.window.rig import GREEDY, QUESTION, SYSTEM, is_a_reprefill, make, pictures
+from tests.window.rig import GREEDY, QUESTION, SYSTEM, make, pictures
 
 WRONG = ("exceptions", "wrong objects", "missing or extra objects", "wrong reports", "wrong answers")
 
@@ -50,43 +47,6 @@ def test_eight_threads_leave_what_one_would(family):
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "longrope", "deepseek_v3", "llava"])
 def test_eight_threads_of_200_leave_what_one_would(family):
     assert_nothing_wrong(compared(family, 200, 8))
-
-
-@pytest.mark.parametrize("first", ["exact", "patched"])
-def test_a_patch_formed_behind_exact_kv_is_kept_whoever_puts_last(first, monkeypatch):
-    """Two threads find no patch of a chunk, each forms one, and both put it."""
-    backbone = tiny.backbone("qwen3_vl")
-    a, b, c = pictures(backbone, "qwen3_vl", 3)
-    with ChunkStore.open("memory://") as store:
-        make(backbone, store, a, b)
-        windows = {
-            "exact": make(backbone, store, a, b, policy=replace(ReusePolicy.exact(), forms="always")),
-            "patched": make(backbone, store, a, b),
-        }
-        assert [w[1].guarantee for w in windows.values()] == ["exact", "patched"]
-        looked, stored, put = threading.Barrier(2), threading.Event(), store.put_many
-        order: list[str] = []
-
-        def in_order(records):
-            mine = [record for record in records if record.kind == "exact" and record.chunk_id == c.id]
-            for record in mine:
-                looked.wait(300)  # both are about to put what they formed
-                assert record.formed == first or stored.wait(300)
-                order.append(record.formed)
-            puts = put(records)
-            if any(record.formed == first for record in mine):
-                stored.set()
-            return puts
-
-        monkeypatch.setattr(store, "put_many", in_order)
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda window: window.append(c), windows.values()))
-        assert order == [first, "patched" if first == "exact" else "exact"]
-        (row,) = store.ls("exact", chunk_id=c.id)
-        assert row.formed == "exact"
-        later = make(backbone, store, a, b, c)
-        assert later[2].guarantee == "patched"
-        assert is_a_reprefill(later, [a, b, c])
 
 
 def test_one_window_may_be_used_by_many_threads():
