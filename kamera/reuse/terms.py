@@ -11,6 +11,6 @@ def strict(policy: ReusePolicy) -> ReusePolicy:
     """``policy`` without KV of other left contexts."""
     if policy.minimum == "exact":
         return policy
-    minimum = "orbit" if policy.moves else policy.minimum
+    minimum = "orbit" if policy.admits("near", "blind") else policy.minimum
     on_miss = "form" if policy.on_miss == "blind" else policy.on_miss
     return replace(policy, minimum=minimum, on_miss=on_miss, max_divergence=None)

@@ -118,8 +118,8 @@ class ReusePolicy:
 
     @property
     def moves(self) -> bool:
-        """True if a stored chunk may be served behind antecedents that it was never conditioned on."""
-        return self.admits("near", "blind")
+        """True if a stored chunk may be served elsewhere than where it was prefilled."""
+        return self.minimum != "exact"
 
     def keeps(self, guarantee: Guarantee) -> bool:
         """True if a chunk of this guarantee may stay in place: under "exact" no other may."""

@@ -205,7 +205,7 @@ class Placer:
     def _reason(self, chunk: Newcomer | Seat, before: Seats) -> Reason:
         """Why no stored KV serves a chunk behind ``before``, by the rows that `best_source` looked at."""
         policy, rows = self.policy, self.rows
-        if policy.minimum == "exact" or not (policy.admits("patched") or policy.moves):
+        if not policy.moves:
             return "policy"
         if chunk.chunk_id in self.limits.glue:
             return "glue"

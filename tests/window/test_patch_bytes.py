@@ -40,6 +40,7 @@ def window_of(backbone, episode, store, policy, order=(0, 1, 2)) -> KameraWindow
 
 
 def patch_of_last(window: KameraWindow):
+    window.flush()
     info = next(i for i in former_of(window).store.ls("exact") if i.chunk_id == window.slots[-1].chunk_id)
     record = former_of(window).store.get_patch(info.context, info.chunk_id, info.antecedents)
     canonical = former_of(window).store.get_canonical(info.context, info.chunk_id)
