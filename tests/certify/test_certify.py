@@ -193,7 +193,7 @@ def test_what_cannot_be_measured_is_refused_by_name(untrained, trained, tmp_path
     (tmp_path / "b.bin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"b\.bin' is neither a picture nor a text"):
         certify(untrained, [tmp_path / "b.bin"])
-    with pytest.raises(ValueError, match=r"none\.txt' cannot be read"):
+    with pytest.raises(ValueError, match=r"cannot be read: No such file"):
         certify(untrained, [tmp_path / "none.txt"])
     with pytest.raises(ProcessorRequired):
         certify(tiny.backbone("qwen2_5_vl"))

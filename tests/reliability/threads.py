@@ -96,6 +96,7 @@ def _operate(
     windows, known, made = [window], [], 0
     done: list[Any] = []
     for _ in range(size):
+        window.flush()  # what is at hand then does not depend on who was faster
         window = rng.choice(windows)
         draw = rng.random()
         try:
@@ -110,6 +111,7 @@ def _operate(
             elif draw < 0.5:
                 done.append(_said(window.recall(rng.choice(known))))
                 while len(window) > LIMIT:
+                    window.flush()
                     window.slide(1)
             elif draw < 0.6:
                 done.append(_said(window.slide(1)))

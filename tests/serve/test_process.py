@@ -102,7 +102,7 @@ def test_a_killed_server_loses_no_answer_but_the_last(tmp_path: Path):
     [
         (["--host", "0.0.0.0"], "--keys"),
         (["--max-bytes", "many"], "no|size"),
-        (["--policy", "wild"], "wild"),
+        (["--mode", "wild"], "wild"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(capfd, options, says):

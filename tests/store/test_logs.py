@@ -40,6 +40,7 @@ def test_no_record_of_any_refusal_holds_content(tmp_path: Path, caplog: pytest.L
     with ChunkStore.open(root, memory_limit=0) as store:
         first = window(store)
         ids = [first.append(content).slot.chunk_id for content in (a, b)]
+        first.flush()
         other = window(store)
         other.recall(ids[0])
         spoil(root, "exact", store)
