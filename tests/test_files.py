@@ -114,5 +114,6 @@ def test_stores_sessions_windows_and_traces_stay_where_they_are_if_the_working_f
         pool.flush()
         assert pool.list_saved() == ["one", "two"]
     assert list((tmp_path / "other").iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == {"other", "store", "saves", "saves-turns", "trace.jsonl"}
+    kept = {"other", "store", "saves", "saves-turns", "trace.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
     assert len((tmp_path / "trace.jsonl").read_text().splitlines()) >= 3
