@@ -69,8 +69,8 @@ def apply(settings: Settings) -> Iterator[Row]:
         arms = [
             Arm(
                 "re-prefill",
-                lambda cache, chunk=chunk, places=places: forwards.run(backbone, chunk, places, cache),
-                lambda context=context: forwards.make_cache(backbone, [context]),
+                partial(forwards.run, backbone, chunk, places),
+                partial(forwards.make_cache, backbone, [context]),
             )
         ]
         paths = {}
