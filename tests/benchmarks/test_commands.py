@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 
 import pytest
 
@@ -20,6 +21,15 @@ QUICK = {
     "serve clients": ["clients", "--turns", "2", "--layers", "1"],
     "reliability": ["fuzz", "kills", "--size", "2"],
 }
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before():
+    """A command may quieten Kamera's log for its process, which other tests share."""
+    logger = logging.getLogger("kamera")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def shown(name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:

@@ -160,7 +160,12 @@ def test_a_window_goes_on_when_a_real_disk_is_full(pieces, small_disk: Path):
     backbone, _ = pieces
     store = ChunkStore.open(small_disk / "store")
     window, sound = (
-        make(backbone, s, max_tokens=120, policy=ReusePolicy(rank=FULL_RANK, forms="always"))
+        make(
+            backbone,
+            s,
+            max_tokens=120,
+            policy=ReusePolicy(rank=FULL_RANK, forms="always", on_leave="exact"),  # nothing of the store's
+        )
         for s in (store, None)
     )
     refused = 0
