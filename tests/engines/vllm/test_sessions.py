@@ -17,7 +17,7 @@ import openai
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.edits import Directive, policies
 from kamera.engines.vllm.clients import Http
-from kamera.errors import EngineFailed, KameraError, PolicyRefused, UnsupportedByEngine
+from kamera.errors import EngineFailed, KameraError, UnsupportedByEngine
 from kamera.sessions import Stream
 from kamera.testbed import World
 from tests.engines.vllm.server import serving
@@ -139,8 +139,6 @@ def test_a_session_streams_stops_and_draws_by_seed(bed):
 def test_what_an_engine_cannot_do_is_refused_in_a_line(bed, tmp_path):
     running, backbone, engine = bed
     store = ChunkStore.open(running.store, tenant="refused")
-    with pytest.raises(PolicyRefused):
-        ChatSession(backbone, store, engine=engine, policy=ReusePolicy())
     for options in ({"trace": tmp_path / "trace"}, {"uncached": True}, {"reuse": True}):
         with pytest.raises(UnsupportedByEngine, match=next(iter(options))):
             ChatSession(backbone, store, engine=engine, **options)
