@@ -53,6 +53,7 @@ def test_a_slide_costs_its_new_picture_where_a_prefix_cache_runs_the_window(caps
     assert slide["prefix cache, tokens"] > 1.5 * slide["first, tokens"]
 
 
+@pytest.mark.slow
 def test_claims_of_the_paper_change_with_a_broken_operator(capsys):
     """The shipped backbone keeps what it binds in values: a key that is not turned does not show in it."""
     sound, foreign = (

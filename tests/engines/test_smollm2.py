@@ -14,7 +14,7 @@ QUESTION = "What is the capital of France?"
 FACTS = ("The door code is 4711. ", "The cat is called Minka. ", "It rains in Bern today. ")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_chat_makes_sense_and_is_the_plain_models(dtype):
     backbone = smollm2() if dtype == "float32" else Backbone.from_pretrained("smollm2", dtype=dtype)
     session = ChatSession(backbone, ChunkStore.open("memory://"))

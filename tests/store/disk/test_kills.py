@@ -106,6 +106,7 @@ def test_no_call_that_fails_loses_anything() -> None:
     assert found["short writes"]["whole"] == len(faults.KEPT) < found["short writes"]["writes"]
 
 
+@pytest.mark.slow  # half a minute
 def test_every_call_of_a_deletion_fails_by_name():
     """Pins, layers and rows are let go with the object: none of their files may fail without a name."""
     operation, errno = faults.OPERATIONS["delete"], faults.ERRORS[0]
