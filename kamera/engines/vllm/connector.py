@@ -36,6 +36,7 @@ from kamera.engines.vllm.worker import WorkerSide
 from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import PatchBudget
 from kamera.store import parse_size
+from kamera.trust import ReusePolicy
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,8 @@ class KameraConnector(KVConnectorBase_V1):
             memory_limit=config.get_from_extra_config("memory_limit", "1GiB"),
         )
         self._budget = PatchBudget(
-            config.get_from_extra_config("rank", 32), config.get_from_extra_config("patch_bytes", 0.03)
+            config.get_from_extra_config("rank", ReusePolicy.rank),
+            config.get_from_extra_config("patch_bytes", ReusePolicy.patch_bytes),
         )
         self._harvests = parse_size(config.get_from_extra_config("harvest", 0))
         self._counts: Counts | None = None
