@@ -201,8 +201,8 @@ def test_kamera_serve_over_an_engine_answers_an_unchanged_client(bed, tmp_path):
         "-q",
         "--dtype",
         "float32",
-        "--policy",
-        "streaming",
+        "--mode",
+        "amortize",
     ]
     command += ["--keys", str(keys), "--name", "front"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
