@@ -126,12 +126,12 @@ def _server_of(page: Path) -> Iterator[str]:
         yield served.url
 
 
-def _run(block: Block, page: Path, names: dict[str, Any], address: str) -> None:
+def _run(block: Block, page: Path, names: dict[str, Any], address: str) -> str:
     text = block.text.replace(_LOCAL, address)
     code: Any = compile(ast.increment_lineno(ast.parse(text), block.line - 1), str(page), "exec")
     if block.needs is not None:
         assert block.needs, f"{page}:{block.line} does not say what it needs"
-        return
+        return ""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, names)
@@ -139,7 +139,8 @@ def _run(block: Block, page: Path, names: dict[str, Any], address: str) -> None:
         checker, example = doctest.OutputChecker(), doctest.Example(block.text, block.prints)
         if not checker.check_output(block.prints, printed.getvalue(), _SHOWN):
             difference = checker.output_difference(example, printed.getvalue(), _SHOWN)
-            pytest.fail(f"{page.relative_to(TOP)}:{block.line} prints otherwise\n{difference}")
+            return f"{page.relative_to(TOP)}:{block.line} prints otherwise\n{difference}"
+    return ""
 
 
 def _with_code() -> list[Any]:
@@ -159,9 +160,9 @@ def test_the_blocks_of_a_page_run_in_a_fresh_namespace_and_print_what_it_says(pa
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     with _server_of(page) as address:
-        for block in blocks(page):
-            if block.language == "python":
-                _run(block, page, names, address)
+        python = [block for block in blocks(page) if block.language == "python"]
+        differences = [difference for block in python if (difference := _run(block, page, names, address))]
+    assert python and differences == []
 
 
 @pytest.mark.parametrize("page", named(PAGES))
