@@ -105,13 +105,16 @@ def archive_later(
 def follow_later(former: Former, facts: Facts, predecessor: Facts) -> None:
     """Form and store, in the background, the patch of a chunk behind its ``predecessor`` alone: one forward.
 
-    Both canonicals are read; one that is missing by then is prefilled.
+    Both canonicals are read. If one is missing by then, since its store took it not, nothing runs.
     """
     key = (facts.chunk_id, (predecessor.chunk_id,))
     former.catalogue.followed.add(key)
 
     def form() -> list[Owed]:
         with former.operation():
+            if None in (former.find_canonical(facts), former.find_canonical(predecessor)):
+                former.catalogue.followed.discard(key)
+                return []
             line = Line(former)
             line.append(predecessor)
             return patch_to_put(former, facts, line.prefill(facts), line.before, "")

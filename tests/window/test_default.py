@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import NotKept, StoreError
 from kamera.ops import kv_copy, relocate_kv
 from kamera.window import former_of
 from tests.engines.compare import relative
@@ -242,16 +243,34 @@ def test_an_exact_window_prepares_its_next_departure_within_what_a_prefix_cache_
     usage = window.usage()
     assert is_a_reprefill(window, chunks) and set(guarantees(window)) == {"exact"}
     assert usage.now.tokens - first.now.tokens == sum(chunk.num_tokens for chunk in chunks[6:])
-    # appends without departures: what is prepared and not used is not prepared without end
+    # a guess costs what one departure was worth: appends behind it prepare nothing more
     wrong = opened(backbone, ReusePolicy.exact())
     for chunk in chunks[:3]:
         wrong.append(chunk)
     wrong.slide()
+    wrong.flush()
+    before = wrong.usage().background.tokens
     for chunk in chunks[3:]:
         wrong.append(chunk)
         wrong.flush()
-    cached = 2 * chunks[0].num_tokens + sum(chunk.num_tokens for chunk in chunks)
-    assert wrong.usage().background.tokens <= cached
+    assert 0 < wrong.usage().background.tokens - before <= 2 * chunks[0].num_tokens
+
+
+def test_a_store_that_takes_nothing_costs_no_more_in_the_background(monkeypatch):
+    backbone, _ = rig("qwen2_5_vl")
+    chunks = pictures(backbone, "qwen2_5_vl", 10)
+    sound, failing = opened(backbone), opened(backbone)
+
+    def refuse(records):
+        raise StoreError("no room, says the test")
+
+    monkeypatch.setattr(former_of(failing).store, "put_many", refuse)
+    with pytest.warns(NotKept):
+        walk(failing, chunks, 4, "slide first")
+    walk(sound, chunks, 4, "slide first")
+    assert failing.usage().now.tokens == sound.usage().now.tokens
+    assert failing.usage().background.tokens <= sound.usage().background.tokens
+    assert is_a_reprefill(failing, chunks) is False  # survivors all of it: nothing was at hand
 
 
 def test_prepare_orders_takes_neighbours_alone():
