@@ -108,23 +108,6 @@ def relocate(
     return _rotate(x, spec, *rotation_table(spec, tuple(offset), work, x.device), rotary_start)
 
 
-def token_rotations(
-    spec: RopeSpec, positions: torch.Tensor, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine, each ``[tokens, pairs]``, of tokens at ``positions`` ``[axes, tokens]``."""
-    steps = positions[list(spec.axes)].to(device="cpu", dtype=torch.float64).T
-    angles = steps * torch.tensor(spec.inv_freq, dtype=torch.float64)
-    cos, sin = (t.to(device=device, dtype=torch.float32) for t in (angles.cos(), angles.sin()))
-    return cos, sin
-
-
-def rotate_tokens(
-    x: torch.Tensor, spec: RopeSpec, turns: tuple[torch.Tensor, torch.Tensor], rotary_start: int = 0
-) -> torch.Tensor:
-    """`relocate` of ``x`` ``[..., tokens, dim]``, each token by an offset of its own: `token_rotations`."""
-    return _rotate(x, spec, *turns, rotary_start)
-
-
 def _rotate(
     x: torch.Tensor, spec: RopeSpec, cos: torch.Tensor, sin: torch.Tensor, rotary_start: int
 ) -> torch.Tensor:

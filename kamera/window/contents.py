@@ -23,7 +23,7 @@ from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.naming import NamedRequest, Names, Pictures
 from kamera.window.recipe import recipe_of
 from kamera.window.report import Report, Tally, count_operation
-from kamera.window.requests import Recall, Request, Slide
+from kamera.window.requests import Request
 from kamera.window.stage import Departure, Stage
 from kamera.window.state import Slot, WindowState
 from kamera.window.steps import Cost, Plan
@@ -131,14 +131,6 @@ class Contents:
             plan = self._stage.plan(named_request, self._state, own_policy)
         self._plans = (*self._plans[-PLANS + 1 :], (plan, named_request))
         return plan
-
-    def plan_slide(self, n: int = 1) -> Plan:
-        """Plan of `slide`."""
-        return self.plan(Slide(n))
-
-    def plan_recall(self, chunk: str | Slot | Chunk, *, move: bool = False) -> Plan:
-        """Plan of `recall`; the archived chunk is read, since its tokens determine its positions."""
-        return self.plan(Recall(chunk, move))
 
     @one_at_a_time
     def recipe(self) -> Recipe:

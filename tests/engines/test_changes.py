@@ -12,6 +12,7 @@ from torch import nn
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import IncompatibleChunk, ModelChanged
+from kamera.window import Slide
 from tests.engines.compare import relative
 from tests.models import samples, tiny
 from tests.window.rig import QUESTION, Prefilled, make
@@ -109,7 +110,7 @@ def test_a_changed_model_is_refused_until_it_is_refreshed(change: Callable[[Any]
     uses = {
         "a question": lambda: window.next_token_logits(QUESTION),
         "a slide": lambda: window.slide(1),
-        "a plan": lambda: window.plan_slide(),
+        "a plan": lambda: window.plan(Slide()),
         "a new window": lambda: make(engine, store),
         "its fingerprint": lambda: backbone.fingerprint,
     }

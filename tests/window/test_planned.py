@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError, PolicyRefused, UnknownChunk, WindowFull
-from kamera.window import Append, Arrange, Condition, Evict, Reorder, requests
+from kamera.window import Append, Arrange, Condition, Evict, Recall, Reorder, Slide, requests
 from kamera.window.steps import Cost
 from tests.window.rig import FULL_RANK, SYSTEM, make, rig, watching
 
@@ -119,8 +119,8 @@ def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
         with watching(backbone) as seen:
             plans = [
                 window.plan(Append(chunks[3])),
-                window.plan_recall(chunks[1].id),
-                window.plan_slide(),
+                window.plan(Recall(chunks[1].id)),
+                window.plan(Slide()),
                 window.plan(Evict(1)),
                 window.plan(Reorder([2, 1, 0])),
                 window.plan(Arrange([chunks[3], *window.slots])),
@@ -139,9 +139,9 @@ def test_a_plan_refuses_what_its_operation_would():
     backbone, chunks = pieces()
     window = make(backbone, None, *chunks[:2], max_tokens=4 + 12 + 12)
     with pytest.raises(UnknownChunk):
-        window.plan_recall("no such chunk")
+        window.plan(Recall("no such chunk"))
     with pytest.raises(ValueError, match="cannot slide 3"):
-        window.plan_slide(3)
+        window.plan(Slide(3))
     small = make(backbone, None, max_tokens=6)
     with pytest.raises(WindowFull), watching(backbone) as seen:
         small.append(chunks[0])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kamera import KameraWindow, ReusePolicy
 from kamera.errors import KameraError, StalePlan, UnknownChunk, UnknownSlot
-from kamera.window import Evict, Plan, Reorder, requests, shown_spans
+from kamera.window import Evict, Plan, Reorder, Slide, requests, shown_spans
 from tests.engines.compare import worst
 from tests.window.rig import FULL_RANK, QUESTION, make
 from tests.window.test_planned import OPERATIONS, POLICIES, asked, pieces
@@ -120,7 +120,7 @@ def test_a_plan_with_any_one_value_changed_is_refused_or_does_the_same():
 def test_a_plan_of_another_state_is_stale():
     backbone, chunks = pieces()
     window = make(backbone, None, *chunks[:3])
-    slide, order = window.plan_slide(), window.plan(Reorder([2, 0, 1]))
+    slide, order = window.plan(Slide()), window.plan(Reorder([2, 0, 1]))
     window.run(order)
     before = facts(window)
     for stale in (slide, order, Plan.from_json(slide.to_json())):
