@@ -9,7 +9,7 @@ embedding would otherwise outweigh the layers that are left; the last token alon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -248,14 +248,11 @@ KIMI_VL_A3B = Preset(
         },
     },
 )
-TINY = Preset(
+TINY = replace(
+    QWEN2_5_VL_3B,
     name="tiny",
     checkpoint="none",
     stands_for="Qwen2.5-VL at a size for tests",
-    model="Qwen2_5_VL",
-    pictures="patches",
-    depth="depth",
-    taps=("fullatt_block_indexes",),
     config={
         **_TOKENS,
         "text_config": {

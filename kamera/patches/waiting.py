@@ -105,7 +105,7 @@ def archive_later(
 def follow_later(former: Former, facts: Facts, predecessor: Facts) -> None:
     """Form and store, in the background, the patch of a chunk behind its ``predecessor`` alone: one forward.
 
-    Both canonicals are read. If one is missing by then, since its store took it not, nothing runs.
+    Both canonicals are read. If the store did not keep one of them, nothing runs.
     """
     key = (facts.chunk_id, (predecessor.chunk_id,))
     former.catalogue.followed.add(key)

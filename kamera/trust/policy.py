@@ -44,9 +44,9 @@ class ReusePolicy:
     every survivor as it is, and forms no such patch.
 
     ``forms`` says when KV is stored. "returning", the default: a chunk that leaves is archived in the
-    background, and a patch is formed in the background for antecedents that come back. "always" is for
-    orders that are known to recur: each new chunk is archived, and each forward behind antecedents leaves its
-    patch, within the operation that ran it.
+    background, and a patch is formed in the background for antecedents that come back. "always" is for orders
+    that are known to recur: each operation archives its new chunks, and each forward behind antecedents
+    leaves its patch.
 
     ``rank`` and ``patch_bytes`` bound the patches that are formed: the number of directions per layer and
     channel, and the share of the chunk's KV bytes (`kamera.ops.budget`, docs/how-it-works.md; None: no bound

@@ -48,8 +48,8 @@ def next_departure(window: Contents) -> int:
     return leaving or slid
 
 
-def anticipate_by_itself(window: Contents, plan: Plan) -> None:
-    """After an operation prepare the next departure, if a prefix cache would have run as much by now.
+def anticipate_by_itself(window: Contents, plan: Plan, left: int) -> None:
+    """After an operation by which ``left`` chunks left, prepare the next departure within a ledger.
 
     Each departure is worth what a prefix cache runs for it: the chunks that stay. A preparation costs as
     much, used or not, so a window that guesses wrong waits for its next departure.
@@ -57,9 +57,9 @@ def anticipate_by_itself(window: Contents, plan: Plan) -> None:
     if plan.operation not in ("append", "recall", "slide"):
         return
     staying = [seat.length for seat in plan.after.seats if seat.number != plan.arrived]
-    if plan.left:
+    if left:  # also where the departure itself was prepared, and is no part of the plan
         window._earned += sum(staying)
-        window._slid = len(plan.left) if plan.operation == "slide" else 0
+        window._slid = left if plan.operation == "slide" else 0
     policy = window._policy
     if plan.operation == "slide" or (policy.on_leave == "keep" and policy.minimum != "exact"):
         return

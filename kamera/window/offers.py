@@ -25,16 +25,10 @@ class Offers:
 
     def best(self, chunk: Newcomer | Seat, before: Seats, base: ObjectInfo | None) -> Offer | None:
         """The best patch for a chunk behind ``before``; with a ``base``, only of those added to it."""
-        antecedents, enough = before.chunk_ids, weakest((footing(before), "patched"))
-        anchor = "" if base is None else base.context.anchor
-        # First the patch behind these chunks in their present order; then the one behind survivors of the
-        # same lineage, which is no worse than a forward now.
-        for names in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
-            offer = self._patch_offer(chunk, names, anchor)
-            if offer is not None and at_least(guarantee_named(offer.formed), enough):
-                return offer
-        if base is not None:
-            return None
+        antecedents, anchor = before.chunk_ids, "" if base is None else base.context.anchor
+        offer = self.behind(chunk, before, anchor) if self.policy.admits("patched") else None
+        if offer is not None or base is not None:
+            return offer
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
@@ -48,11 +42,15 @@ class Offers:
                     return replace(self._offer("near", row), note=note)
         return None
 
-    def behind(self, chunk: Seat, before: Seats) -> Offer | None:
-        """The stored patch for exactly the chunks ``before`` it, in their order; None without one."""
+    def behind(self, chunk: Newcomer | Seat, before: Seats, anchor: str = "") -> Offer | None:
+        """The patch for exactly the chunks ``before`` it, added to the canonical behind ``anchor``.
+
+        First the one behind these chunks in their present order; then the one behind survivors of the same
+        lineage, which is no worse than a forward now. None without one.
+        """
         enough = weakest((footing(before), "patched"))
         for names in dict.fromkeys((before.chunk_ids, before.lineage)):
-            offer = self._patch_offer(chunk, names, "")
+            offer = self._patch_offer(chunk, names, anchor)
             if offer is not None and at_least(guarantee_named(offer.formed), enough):
                 return offer
         return None

@@ -392,7 +392,7 @@ class KameraWindow(Contents):
         slot = None if plan.arrived is None else new_slots[plan.arrived]
         report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), self.slots, evicted)
         self._emit(plan, report, old, named_request.pictures)
-        anticipate_by_itself(self, plan)
+        anticipate_by_itself(self, plan, len(evicted))
         return report, answer
 
     def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:

@@ -230,6 +230,20 @@ def test_a_bound_on_the_error_makes_patches_grow_and_refuses_stored_ones():
     assert again[1].guarantee == "patched" and again.usage().now.forwards <= loose.usage().now.forwards
 
 
+def test_an_exact_window_with_a_limit_prepares_every_departure():
+    backbone, _ = rig("qwen2_5_vl")
+    chunks = pictures(backbone, "qwen2_5_vl", 10)
+    window = opened(backbone, ReusePolicy.exact(), max_tokens=len(SYSTEM) + 4 * chunks[0].num_tokens)
+    ran = []
+    for chunk in chunks:
+        ran.append(window.append(chunk).tokens_recomputed)
+        window.flush()
+    n = chunks[0].num_tokens
+    assert ran == [n] * 4 + [4 * n] + [n] * 5  # the first departure alone was not foreseen
+    assert window.usage().background.tokens <= 6 * 3 * n  # what a prefix cache runs for six departures
+    assert is_a_reprefill(window, chunks)
+
+
 def test_an_exact_window_prepares_its_next_departure_within_what_a_prefix_cache_runs():
     backbone, _ = rig("qwen2_5_vl")
     chunks = pictures(backbone, "qwen2_5_vl", 9)
