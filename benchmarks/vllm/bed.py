@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kamera import testbed
-
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -23,6 +21,8 @@ ENVIRONMENT = {
 
 def pictures_directory(into: Path) -> Path:
     """The shipped backbone with the processor files that vLLM looks for."""
+    from kamera import testbed  # loads transformers' classes, which later vLLMs cap below ours
+
     into.mkdir(parents=True, exist_ok=True)
     for file in testbed.weights_dir().iterdir():
         shutil.copyfile(file, into / file.name)

@@ -133,6 +133,22 @@ def test_after_a_write_that_failed_everything_is_written_again(monkeypatch):
     assert worst(shown(live), wanted(backbone, [a, b])) <= 1e-5
 
 
+def test_an_answer_does_not_overwrite_kv_that_left_the_spans_in_front_of_it():
+    backbone = model("qwen2_5_vl")
+    live, spans = backbone.live(holds=True), spans_of(backbone, (0, 1), (0, 0))
+    live.show(spans, room=9)
+    places = torch.arange(5).expand(backbone.axes, -1) + 30
+    with live.lend() as cache:
+        start = cache_length(cache)
+        forwards.run(backbone, backbone_text(backbone, torch.arange(10, 15)), places, cache)
+        before = kv_copy(read(cache, backbone.layout, backbone.groups, start))
+        (kept,) = live.adopt(cache, start, [5])
+    live.show(spans, room=9)
+    with live.lend() as cache:
+        forwards.run(backbone, backbone_text(backbone, torch.arange(40, 45)), places, cache)
+    assert same_bits(kv_copy(kept), before)
+
+
 def test_sixty_four_forks_cost_the_memory_of_one():
     backbone = model("qwen2_5_vl")
     live = backbone.live()

@@ -70,6 +70,14 @@ def test_a_conversation_keeps_one_session_however_its_client_edits_it(policy):
     pool.flush()
 
 
+def test_a_conversation_under_another_system_prompt_has_a_session_of_its_own():
+    pool = _pool()
+    for system in ("be brief", "be thorough"):
+        history = [{"role": "system", "content": system}, *LONG_TALK]
+        assert pool.send(history, **GREEDY).text == _said(pool, history)
+    assert len(pool) == 2
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_only_kv_of_the_prompt_alone_goes_to_others(guarantee):
     pool = _pool()

@@ -20,7 +20,6 @@ from benchmarks.vllm.bed import (
     transfer,
 )
 from kamera.engines.vllm.serving import FIELD
-from tests.models.trained import mla_directory
 
 if TYPE_CHECKING:
     from kamera.testbed.world import Question
@@ -105,6 +104,10 @@ def latents_directory(into: Path) -> Path:
     the latents, the scale of attention and the rotary frequencies; weights make up for the first two, and
     each rotary pair goes to the place of its own frequency, which is every other one.
     """
+    from tests.models.trained import (
+        mla_directory,  # loads transformers' classes, as `pictures_directory` does
+    )
+
     source = mla_directory()
     into.mkdir(parents=True, exist_ok=True)
     text = json.loads((source / "config.json").read_text(encoding="utf-8"))["text_config"]
