@@ -43,6 +43,17 @@ class Seeded:
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens, 0.0)
 
 
+class Watched:
+    """The logits processor of a stream: transformers reads the signature of a method anew at each token."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """As `Stream.watch`."""
+        return self._stream.watch(input_ids, scores)
+
+
 def refuse_own_options(options: Mapping[str, Any], owner: type[Any]) -> None:
     """Raise ValueError for an option of an answer that is one of ``owner``'s construction."""
     own = inspect.signature(owner.__init__).parameters.keys() - {"self", "max_tokens"}
@@ -82,7 +93,7 @@ def generate_options(
     options = with_seed(options, seed)
     return {
         **options,
-        "logits_processor": [stream.watch, *(options.get("logits_processor") or ())],
+        "logits_processor": [Watched(stream), *(options.get("logits_processor") or ())],
         "stopping_criteria": [*(options.get("stopping_criteria") or ()), stream],
     }
 

@@ -58,18 +58,15 @@ def answer(
     for span, places in zip(spans, parts, strict=False) if whole is None else ():
         kv, _ = forwards.run(model, span, places, past)
         kvs += [] if is_one_row else [kv_copy(kv)]
-    watch = _FirstLogits()
-    options = {
-        **method.options,
-        "logits_processor": [*(method.options.get("logits_processor") or ()), watch],
-    }
+    watch, options = _FirstLogits(), method.options
     if not is_one_row:
         past = model_cache.repeat(past, method.rows)
+        options = {**options, "logits_processor": [*(options.get("logits_processor") or ()), watch]}
         tokens = forwards.generate(model, ids, positions, past, **options)
         method.follow(ids, tokens)
         return Continuation(tokens, tuple(kvs), None, len(spans), watch.time)
     loop = partial(
-        _decode_loop, model, row, positions, past, whole, stop, method, method.options.get("streamer")
+        _decode_loop, model, row, positions, past, whole, stop, method, watch, options.get("streamer")
     )
     drafts_itself = method.assistant is model.model
     with (
@@ -91,6 +88,7 @@ def _decode_loop(
     span: Encoded | None,
     stop: int,
     method: Method,
+    watch: _FirstLogits,
     streamer: Any,
     of: Any,
     input_ids: Any,
@@ -106,7 +104,9 @@ def _decode_loop(
     """
     start = model_cache.cache_length(past)
     places = positions[:, start:]
-    logits = forwards.next_logits(model, input_ids[:, start:], places[:, None], past, span=span)
+    logits = watch(
+        input_ids, forwards.next_logits(model, input_ids[:, start:], places[:, None], past, span=span)
+    )
     if stop > start:
         check_finite(model_cache.read(past, model.layout, model.groups, start, stop))
     places, drafter, draft = places[:, -1:], None, list[int]()
