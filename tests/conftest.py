@@ -6,6 +6,8 @@ import gc
 import importlib.util
 import os
 import sys
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 
 # Workers, and the processes that tests start, would each compile the package and the tests again.
@@ -67,3 +69,16 @@ def pytest_collection() -> Iterator[None]:
     gc.freeze()
     gc.enable()
     return done
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Of a test marked ``few(n)``, n cases run by default, drawn by their names; the others are slow."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases[item.parent, item.originalname].append(item)
+    for of_test in cases.values():
+        (most,) = of_test[0].get_closest_marker("few").args
+        for item in sorted(of_test, key=lambda item: zlib.crc32(item.name.encode()))[most:]:
+            item.add_marker("slow")

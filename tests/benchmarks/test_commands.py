@@ -39,12 +39,14 @@ def shown(name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_command_prints_rows_with_the_commit_and_the_machine(name, capsys):
     document = shown(name, QUICK[name], capsys)
     assert document["rows"] and {"command", "commit", "processor", "torch"} <= document.keys()
 
 
+@pytest.mark.slow
 def test_a_slide_costs_its_new_picture_where_a_prefix_cache_runs_the_window(capsys):
     rows = shown("price", QUICK["price windows"], capsys)["rows"]
     by = {(row["operation"], row["policy"]): row for row in rows}

@@ -41,6 +41,7 @@ def test_a_patch_takes_the_bytes_that_it_was_given(arms):
     assert 0 < arms["patch, 25% of bytes"]["size"] <= 0.25
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("sabotage", "suffers", "stays"),
     [

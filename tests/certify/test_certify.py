@@ -156,6 +156,7 @@ def apart(one: Estimate, other: Estimate) -> bool:
     return one.high < other.low or other.high < one.low
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [*ROTATIONS, *PATCHES])
 def test_the_figures_of_a_wrong_build_differ_by_more_than_their_intervals(trained, sound, fault):
     with (ROTATIONS | PATCHES)[fault]():

@@ -75,6 +75,7 @@ def files(folder) -> dict:
     return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.glob("objects/*.safetensors")}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
 def test_a_job_killed_again_and_again_does_nothing_twice(tmp_path, points):
     frames = {name: [{"image": name}, f"{name}\n"] for name in pictures(tmp_path, 7)}

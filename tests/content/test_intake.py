@@ -110,6 +110,7 @@ def test_a_window_takes_a_picture_in_every_form(form):
     assert search(held, given)[0].chunk_id == wanted
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_conversation_takes_a_picture_in_every_form(form, tmp_path):
     given, same = FORMS[form]

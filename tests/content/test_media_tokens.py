@@ -63,6 +63,7 @@ def resident(key: str) -> int:
     return int(line.split()[1]) << 10
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_history_is_processed_once_however_its_pictures_come_again(whole):
     processor = counting()

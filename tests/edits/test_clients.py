@@ -88,6 +88,7 @@ def converses(recorded: Sequence[tuple[Messages, Messages]]) -> bool:
 AGENTS = [name for name in NAMES if converses(requests(name))]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", AGENTS)
 def test_what_a_recorded_agent_keeps_is_foretold_once_anything_has_left(name):
     recorded = requests(name)

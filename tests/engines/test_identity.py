@@ -96,6 +96,7 @@ MADE: dict[str, str] = {}
 """The fingerprints that the changes come to, by their names."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_of_one_thing_is_another_model(change: Callable[[Any], None]):
     made = [tiny.build(FAMILY) for _ in range(2)]
@@ -107,6 +108,7 @@ def test_a_change_of_one_thing_is_another_model(change: Callable[[Any], None]):
     MADE[change.__name__] = one
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", ["picture size", "chat template", "vocabulary", "no processor"])
 def test_the_processors_settings_count(part):
     model = processors.matching_model()
@@ -142,6 +144,7 @@ def _adapted(*names: str, **settings: Any) -> Any:
     return wrapped
 
 
+@pytest.mark.slow
 def test_adapters_are_told_apart_by_what_they_are_set_to():
     merged, off = _adapted("one"), _adapted("one")
     merged.merge_adapter()

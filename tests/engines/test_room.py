@@ -80,6 +80,7 @@ def held(kv: KV) -> int:
     return sum(t.nbytes for t in kv_tensors(kv))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=15)
 @given(operations=st.lists(OPERATIONS, min_size=3, max_size=12))

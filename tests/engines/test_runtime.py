@@ -51,6 +51,7 @@ FACTS = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [*FAMILIES, *LIMITED])
 def test_the_probe_reads_off_what_the_family_is(name):
     d = describe(backbone(name))

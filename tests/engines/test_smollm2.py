@@ -27,6 +27,7 @@ def test_a_chat_makes_sense_and_is_the_plain_models(dtype):
     assert near < (1e-4 if dtype == "float32" else 5e-2)
 
 
+@pytest.mark.slow
 def test_a_window_of_text_slides_and_answers():
     window = KameraWindow(
         smollm2(), ChunkStore.open("memory://"), system="You are helpful.", policy=ReusePolicy.exact()

@@ -82,6 +82,7 @@ def sampled(seed: int, **options: Any) -> dict[str, Any]:
     return {**options, "logits_processor": [Seeded(seed, 0.8, 20, 0.9)]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "family", tiny.of_each_kind(f for f in (*tiny.FAMILIES, *tiny.LIMITED) if f != "unknown")
 )
@@ -119,6 +120,7 @@ def leaving(after: int) -> dict[str, Any]:
     return {"max_new_tokens": 8, "logits_processor": [process]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_row_that_fails_leaves_the_others_alone(after):
     backbone, chunks = rig("qwen3_vl", 3)

@@ -72,6 +72,7 @@ def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(run, name):
     assert agreement["patch@16"] > agreement["blind"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("screenshot_agent.py", "amortize"), ("screenshot_agent.py", "repair"), ("coding_agent.py", "forget")],

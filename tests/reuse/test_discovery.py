@@ -76,6 +76,7 @@ def test_a_conversation_finds_what_moved_inside_its_messages():
     assert again > 0.9 * sum(map(len, spans(done)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1), (0, 2, 1, 0)])
 def test_pictures_and_texts_that_moved_together_answer_as_without_reuse(order):
     backbone = HfEngine(*testbed.load())
@@ -110,6 +111,7 @@ def served(one, orders) -> tuple[float, int]:
     return taken / sum(a.tokens for a in done.admissions), later
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("forms", ["returning", "always"])
 @pytest.mark.parametrize("minimum", ["exact", "patched", "blind"])
 def test_plans_and_account_tell_all_forwards(minimum, forms):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +91,7 @@ def test_index_equals_brute_force(seeds, seed):
     assert whole <= set(itertools.pairwise(found.cuts))  # what came before comes again as the same segment
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=12), st.integers(20_000, 120_000))
 def test_a_full_index_evicts_what_was_used_longest_ago(seeds, limit):

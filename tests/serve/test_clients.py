@@ -118,6 +118,7 @@ def test_responses_go_on_from_any_turn_and_lose_a_deleted_one(served: Served):
             client.responses.create(input="x", previous_response_id=name, **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("minimum", [None, "exact"])
 def test_a_chat_goes_on_from_any_turn_of_its_own_key_by_its_id(served: Served, minimum):
     chat = served.openai().chat.completions
@@ -167,6 +168,7 @@ def test_equal_seeds_draw_equally_and_others_do_not(served: Served):
     assert texts[0] == texts[2] != texts[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("state", range(4))
 def test_greedy_answers_are_equal_from_every_state_of_the_cache(served: Served, state):
     client, messages = served.openai(), [SYSTEM, *(user(f"tag {i}?") for i in range(4)), user(ASK)]

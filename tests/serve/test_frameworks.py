@@ -95,6 +95,7 @@ def agent(served: Served, over: str, **options: Any) -> tuple[Any, Any]:
     return agents.Agent(model=kind(name, client), **given), agents.Runner
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("over", ["responses", "chat"])
 def test_an_agent_of_openai_is_told_the_same_whole_and_as_a_stream(served: Served, over):
     made, runner = agent(served, over)
@@ -121,6 +122,7 @@ def test_an_agent_of_openai_is_told_the_same_whole_and_as_a_stream(served: Serve
     assert streamed == first
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("over", ["responses", "chat"])
 def test_an_agent_of_openai_runs_its_tool_and_names_errors(calling: Served, over):
     agents = pytest.importorskip("agents")

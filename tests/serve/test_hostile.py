@@ -154,6 +154,7 @@ def served():
         yield found
 
 
+@pytest.mark.few(33)
 @pytest.mark.parametrize(("path", "body", "says"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_what_is_malformed_or_not_supported_is_named(served: Served, path, body, says):
     answer = served.post(path, {"model": "testbed", **body})
@@ -245,6 +246,7 @@ def test_half_a_request_and_a_half_closed_socket_hold_nothing(served: Served):
         assert served.post(CHAT, {"model": "testbed", "messages": USER, "max_tokens": 1}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_full_queue_says_when_to_come_back():
     backbone().model.generation_config.eos_token_id, before = (
         None,
@@ -271,6 +273,7 @@ def test_a_full_queue_says_when_to_come_back():
     assert {one.status_code for one in found} == {200, 429}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_others_are_answered_while_a_response_cannot_be_kept_yet(tmp_path, stream):
     with serving(store=tmp_path / "s") as served, ThreadPoolExecutor(1) as threads:

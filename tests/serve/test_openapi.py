@@ -84,6 +84,7 @@ def mutated(body: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("api", PATHS)
 def test_the_handlers_take_what_the_document_allows_and_refuse_the_rest(api):
     draw, taken, refused = random.Random(api), 0, 0

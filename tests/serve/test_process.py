@@ -126,6 +126,7 @@ def dropping(served: Served, minimum: str | None) -> list[dict]:
     return answers
 
 
+@pytest.mark.slow
 def test_a_request_may_ask_for_more_than_the_server_serves_by_itself():
     with serving(policy=ReusePolicy(), mode="amortize") as served:
         for pool in served.front.service._pools.values():

@@ -101,6 +101,7 @@ def test_a_body_of_every_kind_of_part_is_read(api):
     assert [m["role"] for m in asked.messages][-1] in ("tool", "user") and len(asked.messages) >= 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("api", BODIES)
 @settings(max_examples=80)
 @given(data=st.data())

@@ -86,6 +86,7 @@ def test_openais_chat_is_told_any_object(served: Served):
     assert (answer.choices[0].message.content or "").startswith("{")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "report"}}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_openais_chat_forces_a_call(served: Served, choice, stream):
@@ -209,6 +210,7 @@ def test_anthropics_client_forces_calls_and_is_told_json(served: Served):
 # -- langchain, openai-agents, smolagents, pydantic-ai -----------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_langchain_is_told_what_it_asked_for(served: Served, method):
     model = chain(served, model="any", max_tokens=200)
@@ -249,6 +251,7 @@ def test_the_agent_of_smolagents_calls_its_tools(served: Served):
     assert asked and all(isinstance(rain, bool) for rain in asked)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("output", ["tool", "native"])
 def test_pydantic_ai_has_its_output_type(served: Served, output):
     pydantic_ai = pytest.importorskip("pydantic_ai")
@@ -275,6 +278,7 @@ def test_pydantic_ai_has_its_output_type(served: Served, output):
 # -- calls that are not forced ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_call_is_enough_where_calls_may_not_be_parallel(calling: Served):
     asked = {
         "model": "tiny",

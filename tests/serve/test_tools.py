@@ -140,6 +140,7 @@ def test_a_response_calls_and_goes_on_with_the_output(served: Served):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "fits"), [("string", True), ("integer", False)])
 def test_a_call_that_does_not_fit_a_strict_schema_stays_text(served: Served, kind, fits):
     tool = strict(kind)

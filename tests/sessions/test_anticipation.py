@@ -71,6 +71,7 @@ def before_the_answer(session: ChatSession, message, **options: Any) -> tuple[li
 # -- a right guess ---------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("tiny", "policy", "keep"),
     [
@@ -104,6 +105,7 @@ def test_an_agent_that_keeps_the_last_pictures_runs_its_new_tokens_alone(
     assert torch.allclose(session.next_token_logits(), plain.next_token_logits(), atol=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", [EXACT, FULL], ids=["exact", "patches"])
 def test_random_edits_of_a_tiny_model_are_answered_as_the_plain_model_does(policy):
     """Each turn edits the history as the one before, or otherwise: guesses are right, wrong, or none."""
@@ -135,6 +137,7 @@ def test_random_edits_of_a_tiny_model_are_answered_as_the_plain_model_does(polic
 # -- a wrong one -----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", [DEFAULT, ReusePolicy.exact(), ReusePolicy()])
 def test_a_wrong_guess_serves_nothing(backbone, frames, policy):
     """The policy lets the oldest picture go, but the client takes away another first."""
@@ -205,6 +208,7 @@ def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(ba
     assert seen[: len(expected)] == expected and "call" not in seen[len(expected) :]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("anticipates", [True, False])
 def test_a_pool_prepares_after_each_answer_and_counts_right_and_wrong_guesses(backbone, frames, anticipates):
     with watching(backbone, later=True) as seen:

@@ -25,6 +25,7 @@ def _edited(mode, policy, store=None, before=BEFORE, after=AFTER):
     return chat, chat.send(after, **GREEDY).report
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("minimum", "mode"), [("exact", "forget"), ("survivor", "amortize"), ("near", "amortize")]
 )
@@ -35,6 +36,7 @@ def test_auto_takes_what_the_minimum_admits(minimum, mode):
     assert at_least(report.guarantee, minimum)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("on_miss", "after"),
     [("form", screens(3)[::-1][:2]), ("prefill", [*screens(1), *screens(2, first=7)[1:]])],

@@ -118,6 +118,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("policy", "mode"),
     [(EXACT, "auto"), (FULL, "amortize"), (FULL, "repair")],

@@ -60,6 +60,7 @@ def test_any_edited_history_answers_as_an_uncached_one(data):
         assert apart(chat, history) <= CLOSE
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("style", ["instructions", "headers", "seeing"])
 def test_a_history_cut_back_to_an_answer_runs_it_once(style):
     """Under "instructions" nothing is written behind an answer: its last tokens are the question."""

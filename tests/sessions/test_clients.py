@@ -21,6 +21,7 @@ from tests.sessions.test_anticipation import (
 __all__ = ["backbone", "frames", "nothing_waits"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("client", "listed"),
     [

@@ -37,6 +37,7 @@ def test_messages_leave_and_the_next_answer_never_saw_them():
     _agrees(chat)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["amortize", "forget"])
 def test_chained_edits_equal_one(mode):
     one = _shown(screens(4), policy=FULL, mode=mode)

@@ -104,6 +104,7 @@ def opened(name: str = "", **options: Any) -> ChatSession:
     return ChatSession(backbone_of(name), ChunkStore.open("memory://"), policy=PLAIN, **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TEXTS)
 def test_from_the_second_edit_on_a_turn_runs_its_new_tokens(name):
     session, allowed, edits = opened(name), 0, list[bool]()
@@ -118,6 +119,7 @@ def test_from_the_second_edit_on_a_turn_runs_its_new_tokens(name):
     assert all(edits[-4:])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["oldest exchange dropped", "messages counted", "thinking stripped"])
 def test_what_is_served_is_what_the_plain_model_says(name):
     session = opened()
@@ -131,6 +133,7 @@ def test_what_is_served_is_what_the_plain_model_says(name):
         session.flush()
 
 
+@pytest.mark.slow
 def test_who_foretells_nothing_runs_what_a_prefix_cache_runs(monkeypatch):
     """The tests above can fail: this is what they see without the rule, and without the work."""
     name = "oldest exchange dropped"
@@ -191,6 +194,7 @@ def test_a_wrong_guess_serves_nothing():
     assert relative(guessing.next_token_logits(other), plain_logits(guessing.backbone, other)) <= 1e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["oldest exchange dropped", "messages counted", "thinking stripped"])
 def test_a_pool_runs_little_more_than_the_new_tokens_from_the_fourth_turn_on(name):
     pool = SessionPool(backbone_of(name), ChunkStore.open("memory://"), policy=PLAIN)

@@ -70,6 +70,7 @@ def leaks(walks: list[Walk], steps: int, seed: int) -> tuple[int, int]:
     return found, of.metrics().by_owner
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_interleaved_conversations_of_one_beginning_leak_nothing(seed):
     of = pool(speaking("headers"), max_sessions=4 + seed)

@@ -54,6 +54,7 @@ def test_a_whole_history_is_found_by_its_longest_prefix():
     assert pool.metrics().by_prefix == 2 and pool.metrics().opened == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy()])
 def test_a_conversation_keeps_one_session_however_its_client_edits_it(policy):
     """With the least number of common tokens that pools have by default, from the first short message on."""

@@ -42,6 +42,7 @@ def test_an_edit_by_session_id_is_the_sessions_own(tmp_path, saved):
         of.edit("none", [])
 
 
+@pytest.mark.slow
 def test_a_shorter_history_is_a_retry_and_a_long_one_is_one_session():
     of, history = pool(), [user("begin")]
     for number in range(60):

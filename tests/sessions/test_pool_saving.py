@@ -86,6 +86,7 @@ def test_another_process_finds_a_session_by_its_history(left_behind, edited):
     assert (counted.resumed, counted.by_prefix, counted.by_edit) == (1, not edited, edited)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("phase", ["before", "after"])
 def test_a_kill_inside_of_a_save_leaves_a_whole_session(tmp_path, phase):
     backbone, n = speaking("headers"), 0

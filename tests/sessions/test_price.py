@@ -48,6 +48,7 @@ class Heard:
         pass
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pictures", [True, False])
 def test_an_appended_chat_runs_what_a_kept_cache_runs_in_one_forward_before_the_answer(
     backbone, frames, pictures
@@ -69,6 +70,7 @@ def test_an_appended_chat_runs_what_a_kept_cache_runs_in_one_forward_before_the_
     assert common_prefix(prompt, held) == len(prompt), "the streamer heard the prompt first"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", [1, 3])
 def test_whatever_leaves_amortize_runs_what_the_conversation_adds(backbone, frames, keep):
     """Pictures leave, the texts beside them and all answers stay: none of these runs again."""
@@ -87,6 +89,7 @@ def test_whatever_leaves_amortize_runs_what_the_conversation_adds(backbone, fram
         assert i < keep or weakest(slot.guarantee for slot in session.window.slots) != "exact"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", [1, 3])
 def test_an_agent_that_keeps_the_last_pictures_pays_no_more_than_a_prefix_cache(backbone, frames, keep):
     """Before the answer: the tokens behind the first change of the prompt, in at most two forwards."""
@@ -150,6 +153,7 @@ def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, 
     assert sum(u.now.forwards + u.background.forwards for u in total) == seen.forwards
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("family", tiny.of_each_kind(sorted(tiny.FAMILIES)))
 def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model(family):
     from tests.window.rig import SYSTEM, Prefilled, live, rig, worst

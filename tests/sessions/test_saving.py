@@ -45,6 +45,7 @@ def test_another_process_goes_on_and_edits_it(tmp_path):
     assert relative(chat.next_token_logits(chat.messages), wanted) <= 1e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["forget", "amortize"])
 def test_a_loaded_session_answers_bit_for_bit_like_the_saved(tmp_path, mode):
     chat = _saved(tmp_path / "s", policy=FULL, mode=mode)

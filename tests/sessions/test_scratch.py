@@ -14,6 +14,7 @@ GREEDY = {"max_new_tokens": 2, "do_sample": False}
 NOTE = [{"role": "assistant", "content": "thinking of many things"}, {"role": "user", "content": "go on"}]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["amortize", "forget"])
 def test_scratch_is_attended_and_leaves_no_trace(mode):
     policy = EXACT if mode == "forget" else FULL

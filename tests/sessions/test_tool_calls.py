@@ -146,6 +146,7 @@ def before(name: str) -> str:
     return "" if name == "llama, bare" else "I look.\n"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calls_are_read_told_apart_and_written_again_by_the_template(name):
     model, said = backbone(name), before(name) + "".join(FAMILIES[name][2])

@@ -152,6 +152,7 @@ SLACK = 8
 """Tokens more than those of a token's cache: headers of a turn, of a picture, of a system prompt."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["one", None], ids=["by id", "by content"])
 @pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy()], ids=["exact", "default"])
 @pytest.mark.parametrize(
@@ -166,6 +167,7 @@ def test_no_edited_turn_runs_more_than_a_prefix_cache(backbone, frames, seeds, t
     assert dearer == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["one", None], ids=["by id", "by content"])
 def test_an_edited_turn_answers_as_a_session_that_saw_its_history_alone(backbone, frames, name):
     for *_, history, turn in walked(backbone, frames, 1, 12, ReusePolicy.exact(), name):

@@ -67,6 +67,7 @@ class _Streamer:
         pass
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["forget", "amortize"])
 @pytest.mark.parametrize("how", ["streamer", "criterion"])
 def test_a_client_that_stops_leaves_the_session_as_it_was(mode, how):

@@ -33,6 +33,7 @@ def shown(picture, text: str = "What is the value of tag 3?") -> dict:
 # -- accounts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("policy", "mode", "reuse"),
     [
@@ -83,6 +84,7 @@ def test_a_turn_that_is_broken_off(backbone, frames):
     assert borne(seen, chat.usage())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["default", "exact"])
 def test_a_first_turn_runs_two_forwards_and_later_ones_one(policy, frames):
     backbone = HfEngine(*testbed.load())

@@ -31,6 +31,7 @@ def test_the_model_directory_is_unpacked_whole_into_the_cache(monkeypatch, tmp_p
     assert (folder / "model.safetensors").read_bytes() == (weights_dir() / "model.safetensors").read_bytes()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
 def test_a_file_that_was_cut_or_removed_is_unpacked_again(monkeypatch, tmp_path, file):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

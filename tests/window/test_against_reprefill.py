@@ -109,6 +109,7 @@ def assert_answers_as_reprefilled(window: KameraWindow, chunks: list[Chunk], pla
     assert torch.equal(got, plain.generate(max_new_tokens=3, **GREEDY)[0])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("on_miss", "family"),
     [*(("form", family) for family in FAMILIES), ("prefill", "qwen2_5_vl"), ("prefill", "kimi_k25")],
@@ -127,6 +128,7 @@ def test_an_exact_window_equals_a_reprefill_after_any_operation(family, on_miss,
     assert_answers_as_reprefilled(window, chunks, plain)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=3, phases=QUICK)
 @given(operations=sequences("append", "append", "recall", "reorder", "reorder", "slide", "condition"))
@@ -154,6 +156,7 @@ def test_exact_and_fully_patched_slots_answer_as_a_reprefill(family, operations)
 EVERYTHING = ("append", "append", "later", "recall", "slide", "evict", "reorder", "condition", "condition")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("minimum", "family"),
     [

@@ -81,6 +81,7 @@ def test_chunks_that_leave_from_any_place_are_archived_as_the_model_computes_the
     assert check(window, chunks) == len(chunks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["default", "survivors"])
 @given(steps=st.lists(st.tuples(OPERATIONS, st.integers(0, 5)), min_size=2, max_size=8))
 @settings(max_examples=5, deadline=None)

@@ -71,6 +71,7 @@ def share(window: KameraWindow, said: int = 0) -> float:
     return window.memory().total / (tokens * engine().facts.bytes_per_token)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tokens", [*SIZES, *(pytest.param(n, marks=pytest.mark.slow) for n in LONG)])
 def test_a_window_holds_little_more_than_a_plain_cache(tokens, capsys):
     window = filled(tokens)
@@ -100,6 +101,7 @@ def tensors() -> list[torch.Tensor]:
     return [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
 
 
+@pytest.mark.slow
 def test_two_hundred_short_turns_copy_each_token_a_bounded_number_of_times():
     backbone, still = engine(), (0,)
     live = backbone.live(holds=True)

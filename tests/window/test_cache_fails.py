@@ -96,6 +96,7 @@ def same_answer(window: KameraWindow, other: KameraWindow) -> bool:
 # -- what goes on ----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
 @pytest.mark.parametrize("archive", ["now", "later"])
 def test_appends_and_slides_answer_as_with_a_store(pieces, failing, archive):

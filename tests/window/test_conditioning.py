@@ -85,6 +85,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("changed", ["branch", "window"])
 def test_what_one_branch_does_never_shows_in_the_other(operation, changed):

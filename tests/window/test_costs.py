@@ -13,6 +13,7 @@ from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, w
 FAMILIES = ("qwen2_5_vl", "gemma3", "kimi_k25")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_moves_within_reach_of_stored_patches_run_nothing(family):
     backbone, chunks = rig(family)
@@ -42,6 +43,7 @@ def test_moves_within_reach_of_stored_patches_run_nothing(family):
     assert guarantees(window) == ["exact", "patched", "patched"]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "policy",

@@ -20,6 +20,7 @@ class NoEngine:
         raise AssertionError("an operation asked the engine")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
 def test_the_recipe_is_that_of_a_window_with_a_model_and_no_tensor_is_read(monkeypatch, order):
     bed, store = (

@@ -12,6 +12,7 @@ from tests.models import tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", tiny.of_each_kind((*tiny.FAMILIES, *tiny.LIMITED)))
 def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     backbone, chunks = rig(family, 3)

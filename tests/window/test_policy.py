@@ -54,6 +54,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("minimum", "on_miss"), MATRIX)
 def test_minimum_and_on_miss_decide_what_a_recall_does(pieces, minimum, on_miss):
     backbone, (a, b, *_) = pieces
@@ -166,6 +167,7 @@ def test_a_minimum_above_near_serves_nothing_near(pieces):
 # -- orbit -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
 def test_the_orbit_patch_is_the_mean_over_all_orderings(family):
     """Held against a slow loop over plain prefills."""

@@ -53,6 +53,7 @@ def _flip(server: RedisServer) -> None:
         client.set(key, bytes(data))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trouble", [_kill, _hang, _swap, _flip])
 def test_the_answer_is_the_plain_models_whatever_the_remote_does(trouble, filled):
     server, expected = filled

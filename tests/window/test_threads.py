@@ -38,6 +38,7 @@ def assert_nothing_wrong(figures: dict[str, Any]) -> None:
     assert figures["objects"] > figures["threads"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen3_vl", "longrope"])
 def test_eight_threads_leave_what_one_would(family):
     assert_nothing_wrong(compared(family, 12, 8))

@@ -49,6 +49,7 @@ def script(backbone: HfEngine, family: str, policy: ReusePolicy):
     return window, said
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_window_is_a_reprefill_under_either_attention(family, attention):
@@ -71,6 +72,7 @@ def test_a_window_is_a_reprefill_under_either_attention(family, attention):
     assert torch.equal(got, plain.generate(max_new_tokens=4, **GREEDY)[0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", [ReusePolicy(rank=4, forms="always"), ReusePolicy(minimum="exact")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_reports_what_single_precision_does(family, policy):

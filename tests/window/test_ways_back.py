@@ -150,6 +150,7 @@ def _by_hand(family: str) -> Sequence[pytest.MarkDecorator]:
 # -- a saved window --------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @in_orders(FAMILIES)
 @pytest.mark.usefixtures("names")
 def test_a_loaded_window_prefills_again_as_the_plain_model(family: str, tmp_path: Path) -> None:
@@ -164,6 +165,7 @@ def test_a_loaded_window_prefills_again_as_the_plain_model(family: str, tmp_path
     assert_a_reprefill(window, chunks[::-1])
 
 
+@pytest.mark.few(6)
 @in_orders(KINDS)
 @pytest.mark.usefixtures("names")
 def test_what_a_loaded_window_archives_is_what_a_fresh_store_holds(family: str, tmp_path: Path) -> None:
@@ -246,6 +248,7 @@ def test_a_reopened_directory_gives_what_the_plain_model_computes(family: str, t
         assert_recalled_in_new_company(store, backbone, chunks)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", [pytest.param(family, marks=_by_hand(family)) for family in KINDS])
 def test_a_copied_store_gives_what_the_plain_model_computes(family: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of(family), chunks_of(family)
@@ -309,6 +312,7 @@ def talk(sees: bool) -> list[dict]:
     ]
 
 
+@pytest.mark.few(4)
 @in_orders(KINDS)
 @pytest.mark.usefixtures("names")
 def test_a_resumed_session_forgets_as_if_the_plain_model_had_never_seen(family: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def finished(backbone, data, tmp_path_factory):
     return run_task(backbone, niah(), data, out, arms=ARMS), out
 
 
+@pytest.mark.slow
 def test_the_native_arm_is_one_generate_of_transformers(backbone, data, finished):
     _, out = finished
     sample = next(niah().load(data, 1))

@@ -59,12 +59,12 @@ def test_gc_reaches_the_budget_and_a_cache_follows(far: str, tmp_path: Path) -> 
             store.put(canonical(name * 64))
         store.put(patch("e" * 64))  # its canonical is nowhere
         assert not store.flush(30).unsaved
-        size = store.ls("canonical")[0].bytes
-        dry = StoreAdmin(store).gc(2 * size, dry_run=True)
+        budget = 2 * max(info.bytes for info in store.ls("canonical"))  # times of a few digits more or less
+        dry = StoreAdmin(store).gc(budget, dry_run=True)
         assert len(store.ls()) == 5
-        done = StoreAdmin(store).gc(2 * size)
+        done = StoreAdmin(store).gc(budget)
         assert [r.key for r in done.removed] == [r.key for r in dry.removed] and len(done.removed) == 3
-        assert (done.bytes_after, len(store.ls())) == (2 * size, 2)
+        assert done.bytes_after <= budget and len(store.ls()) == 2
         assert store._disk is not None and len(store._disk.names()) == 2
         for removed in done.removed:
             assert not list((tmp_path / "cache").rglob(f"{removed.key}*"))
