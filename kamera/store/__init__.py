@@ -28,8 +28,7 @@ from kamera.store.outline import OPENING, Outline
 from kamera.store.quantities import parse_duration, parse_size
 from kamera.store.records import CanonicalRecord, PatchRecord, to_store_form
 from kamera.store.remote import is_remote
-from kamera.store.search.embedding import mean_features, picture_embedding
-from kamera.store.search.lookback import Hit
+from kamera.store.search import Hit, mean_features, picture_embedding
 from kamera.store.store import ChunkStore, check_store, memory_of, signature, stored_keys
 
 __all__ = [

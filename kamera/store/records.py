@@ -40,7 +40,7 @@ from kamera.store.fields import (
 )
 from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
 from kamera.store.outline import Outline
-from kamera.store.search.embedding import unpack
+from kamera.store.search import unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class CanonicalRecord:
     ``[layers, heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a
     window needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored,
     "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``embedding``: how
-    its pictures look (`search.embedding.picture_embedding`), "" without any · ``info``: JSON. For
+    its pictures look (`search.picture_embedding`), "" without any · ``info``: JSON. For
     ``kind`` "anchor" the chunk is the anchor; of the kind "conditioned" it was run behind ``antecedents`` in
     some window, and ``content`` is the digest by which it is named. Neither is ever in codes. ``outline``
     is what its row says of it; one without advance and media is made if none is given. Raises

@@ -35,7 +35,7 @@ from kamera.store.orders import PutOrder, put_batches
 from kamera.store.quantities import parse_size
 from kamera.store.records import CanonicalRecord, PatchRecord, Record, base_of
 from kamera.store.seal.tenants import codec_of
-from kamera.store.search.lookback import Hit, LookBack, Query
+from kamera.store.search import Hit, LookBack, Query
 from kamera.store.tiers import Tiers
 
 _R = TypeVar("_R", CanonicalRecord, PatchRecord, EncodingRecord)
@@ -270,6 +270,7 @@ class ChunkStore:
             return
         for flush in list(self.awaited.values()):
             flush()
+        self._search.close()
         self._tiers.close()
         stand_in: Any = Closed(self.url)
         self._tiers = self._disk = self._memory = self._search = stand_in
@@ -342,7 +343,11 @@ class ChunkStore:
             results = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, result in results.items():
                 refusal = result if isinstance(result, Exception) else None
-                puts[i] = Put(orders[i].name, refusal, result is not None and refusal is None)
+                is_stored = result is not None and refusal is None
+                puts[i] = Put(orders[i].name, refusal, is_stored)
+                record = orders[i].record
+                if is_stored and isinstance(record, CanonicalRecord):
+                    self._search.add(orders[i].name, record)
         return [puts[i] for i in range(len(records))]
 
     def _object_name(

@@ -66,10 +66,12 @@ class StoreAdmin:
     def verify(self, *, progress: Progress = ignore_progress) -> VerifyReport:
         """Read every object of the directory, of all tenants; damaged ones go to quarantine.
 
-        Files left by dead writers are removed, and the index is rebuilt from the files. ``progress`` is
-        called with the objects done and their total.
+        Files left by dead writers are removed, and the indices, that of look-back search included, are
+        rebuilt from the files. ``progress`` is called with the objects done and their total.
         """
-        return verify(self._tiers, progress)
+        report = verify(self._tiers, progress)
+        self.store._search.rebuild({info.context for info in self.store.ls("canonical", here=True)})
+        return report
 
     def rebuild_index(self) -> int:
         """Rebuild the directory's index from the files; return the number of objects it lists."""

@@ -14,7 +14,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context, behind_survivors, is_key, object_key, whole_id
-from kamera.store.search.lookback import LookBack
+from kamera.store.search import LookBack
 from kamera.store.tiers import Lower, Tiers
 
 

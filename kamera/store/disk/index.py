@@ -161,11 +161,11 @@ class Index:
             last = Weighed(*rows[-1][: len(FIELDS)])
             last_place = last.created, last.key
 
-    def names_of(self, kind: str, context: Context) -> list[str]:
-        """Names of the objects of a kind and context, oldest first."""
-        column_values = columns_of(context, self._codec) | {"kind": kind}
+    def canonicals(self, context: Context) -> list[str]:
+        """Names of the canonicals of a context, in no order; no row is read for it."""
+        column_values = columns_of(context, self._codec)
         where = " AND ".join(f"{name} = ?" for name in column_values)
-        sql = f"SELECT key FROM objects WHERE {where} ORDER BY created, key"
+        sql = f"SELECT key FROM objects WHERE kind = 'canonical' AND {where}"
         return [key for (key,) in self._ask(sql, tuple(column_values.values()))]
 
     def kinds(self, tenant: str) -> dict[str, KindCount]:

@@ -13,7 +13,7 @@ from kamera.store.fields import canonical_json
 from kamera.store.info import ObjectInfo, Weighed
 from kamera.store.keys import Context
 
-SCHEMA = 11
+SCHEMA = 12
 FIELDS = Weighed._fields[:-2]
 """What is counted and searched by; uses are in a table of their own."""
 COLUMNS = ", ".join((*FIELDS, "said", "signature"))
@@ -22,6 +22,7 @@ CREATE TABLE objects ({COLUMNS}, PRIMARY KEY (key)) WITHOUT ROWID;
 CREATE INDEX by_chunk ON objects (chunk_id, tenant, created, key);
 CREATE INDEX by_age ON objects (tenant, created, key);
 CREATE INDEX by_kind ON objects (tenant, kind, bytes);
+CREATE INDEX by_context ON objects (kind, anchor, fingerprint, tenant, kv) WHERE kind = 'canonical';
 CREATE TABLE uses (key PRIMARY KEY, uses, used) WITHOUT ROWID;
 CREATE TABLE sent (key PRIMARY KEY, stamp) WITHOUT ROWID;
 """

@@ -14,7 +14,7 @@ from kamera.errors import RemoteUnavailable
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.disk.tier import DiskTier
 from kamera.store.remote.listing import Listing
-from kamera.store.search.embedding import pack, unit_vector
+from kamera.store.search import pack, unit_vector
 from tests.store.builders import (
     CONTEXT,
     VISION,
