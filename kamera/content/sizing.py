@@ -1,9 +1,10 @@
 """Pixel budgets of chat items: `max_pixels` and related options, with their meaning in qwen-vl-utils.
 
 Sides become multiples of a cell (the pixels of one token: patch times merge), the aspect ratio is kept,
-the area stays within the bounds: by the function of transformers' own Qwen2-VL processor. qwen-vl-utils has
-it, too, but imports torchvision at its door. Pillow resizes (bicubic), so that an item gives equal pixels
-everywhere.
+the area stays within the bounds. qwen-vl-utils itself is not called: its one module imports torchvision and
+requests at its top, and Kamera runs without either. The rule is the function of transformers' own Qwen2-VL
+processor, which gives equal sizes, but for a side under half a cell. Pillow resizes (bicubic), so that an
+item gives equal pixels everywhere.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ def size_of(
     """Width and height that the item of a picture, or of a clip's frame, asks for; None if for none."""
     if not sizes:
         return None
-    if "resized_height" in sizes:
-        sides = (sizes["resized_height"], sizes["resized_width"])
-        height, width = (max(cell, round(side / cell) * cell) for side in sides)
+    if "resized_height" in sizes:  # qwen-vl-utils: within a picture's bounds, whatever they are of
+        height, width = sizes["resized_height"], sizes["resized_width"]
+        bounds = pixel_bounds({}, "image", cell)
     else:
-        height, width = fit(given[1], given[0], cell, *pixel_bounds(sizes, kind, cell))
-    return width, height
+        width, height = given
+        bounds = pixel_bounds(sizes, kind, cell)
+    rows, columns = fit(height, width, cell, *bounds)
+    return columns, rows
 
 
 class Budget(NamedTuple):

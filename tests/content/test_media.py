@@ -86,7 +86,7 @@ def test_a_photo_enters_upright(backbone, tmp_path, orientation):
         ({"min_pixels": 2 * 48 * 24}, (72, 40)),
         ({"min_pixels": 2000, "max_pixels": 4000}, (64, 32)),
         ({"resized_height": 30, "resized_width": 10}, (8, 32)),
-        ({"resized_height": 1, "resized_width": 1}, (8, 8)),
+        ({"resized_height": 1, "resized_width": 1}, (16, 16)),
     ],
 )
 def test_a_picture_has_the_size_its_item_asks_for(backbone, options, size):

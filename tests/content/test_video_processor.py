@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from fractions import Fraction
 
 import av
@@ -14,6 +15,7 @@ from PIL import Image
 from kamera import ChunkStore, KameraWindow, ReusePolicy, read_video
 from kamera.content import Clip, Conversations
 from kamera.content.media import load_image
+from kamera.content.sizing import pixel_bounds, size_of
 from kamera.engines.hf import HfEngine
 from kamera.window import former_of, sequence_of
 from tests.models import processors
@@ -113,3 +115,27 @@ def test_an_items_size_is_the_one_of_qwen_vl_utils(tmp_path, options):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (280, 560, 3), np.uint8)).save(path)
     item = {"type": "image", "image": str(path), **options}
     assert np.array_equal(np.asarray(load_image(item)), np.asarray(utils.fetch_image(item)))
+
+
+@pytest.mark.parametrize("cell", [8, 28, 32])
+def test_sizes_are_those_of_qwen_vl_utils(cell):
+    utils = pytest.importorskip("qwen_vl_utils.vision_process")
+    sides = [cell * 3 // 4, cell, 100, 333, 640, 1080, 4000]
+    for height, width in itertools.product(sides, sides):
+        if max(height, width) > 200 * min(height, width):
+            continue  # refused
+        for least, most in ((4, 16384), (128, 768), (16, 16), (200, 300)):
+            bounds = {"min_pixels": least * cell**2, "max_pixels": most * cell**2}
+            rows, columns = utils.smart_resize(height, width, cell, *bounds.values())
+            if rows and columns:  # it gives a long strip no pixels at all
+                assert size_of((width, height), bounds, "image", cell) == (columns, rows)
+        rows, columns = utils.smart_resize(height, width, cell)
+        asked = {"resized_height": height, "resized_width": width}
+        assert (
+            size_of((1, 1), asked, "image", cell) == size_of((1, 1), asked, "video", cell) == (columns, rows)
+        )
+    for kind, least, most in (
+        ("image", utils.IMAGE_MIN_TOKEN_NUM, utils.IMAGE_MAX_TOKEN_NUM),
+        ("video", utils.VIDEO_MIN_TOKEN_NUM, utils.VIDEO_MAX_TOKEN_NUM),
+    ):
+        assert pixel_bounds({}, kind, cell) == (least * cell**2, most * cell**2)
