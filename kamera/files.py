@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and locks of files and folders, between threads and processes."""
+"""Folders without links, files that appear whole or not at all, and locks between threads and processes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +24,10 @@ ASIDE = ".kamera."
 PATIENCE = 60.0
 """Seconds to wait for a lock."""
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+"""Flags by which a folder is opened."""
+# without O_NONBLOCK, opening a pipe in the place of a file would block for ever
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST_PAUSE = 0.02  # seconds between two tries
 
 
@@ -44,6 +49,114 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().absolute()
 
 
+class NotAFile(OSError):
+    """The entry in a file's place is a link, a folder or a pipe."""
+
+
+class Folder:
+    """One folder; ``path`` is for messages only. Every name is one component, and no link is followed.
+
+    Raises `OSError`, `NotAFile` among them, as the calls below it do.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def at(cls, path: Path) -> Folder:
+        """The folder at ``path``, which may contain links: the caller chose it."""
+        return cls(path, os.open(path, FOLDER))
+
+    def sub(self, name: str, *, make: bool = False) -> Folder:
+        """The folder ``name`` in this one; ``make``: create it if absent, accessible to its owner only."""
+        path = self.path / name
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        try:
+            return Folder(path, os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor))
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"{path} is a link or no folder, and a store follows no links: remove it"
+            ) from None
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Status of the entry ``name``, a link's own; None if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        return None
+
+    def open(self, name: str) -> int:
+        """Descriptor of a regular file, closed by the caller. Raises `FileNotFoundError` if there is none."""
+        status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFile(f"{self.path / name} is a link or no file, and a store follows no links")
+        return os.open(name, _FILE, dir_fd=self.descriptor)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[tuple[int, os.stat_result]]:
+        """Descriptor and status of a regular file. Raises `FileNotFoundError` if there is none."""
+        descriptor = self.open(name)
+        try:
+            yield descriptor, os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str) -> tuple[bytes, os.stat_result]:
+        """All bytes of a file, and the status of the same file."""
+        with self.reading(name) as (descriptor, status), open(descriptor, "rb", closefd=False) as file:
+            return file.read(), status
+
+    def create(self, name: str, data: bytes) -> os.stat_result:
+        """Create a file that only its owner may read, and sync it."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def move(self, name: str, target: Folder, new: str) -> None:
+        """Rename a file, replacing any entry of the new name."""
+        os.replace(name, new, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor)
+
+    def remove(self, name: str) -> bool:
+        """Delete a file or link; return True if it existed."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.descriptor)
+            return True
+        return False
+
+    def names(self) -> list[str]:
+        """Names of its entries, sorted."""
+        # a separate descriptor: listing moves its position, which other threads would share
+        descriptor = os.open(".", FOLDER, dir_fd=self.descriptor)
+        try:
+            return sorted(os.listdir(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def sync(self) -> None:
+        """Sync its names to the disk."""
+        os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        """Close the descriptor; may be called again."""
+        self._close()
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 @contextlib.contextmanager
 def publish_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, in place of any other at ``path`` once it is complete and on the disk. Raises `OSError`.
@@ -52,7 +165,7 @@ def publish_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     are alive.
     """
     with contextlib.ExitStack() as stack:
-        folder = os.open(path.parent, _FOLDER)
+        folder = os.open(path.parent, FOLDER)
         stack.callback(os.close, folder)
         _sweep(folder)
         aside, descriptor = _claim(mode, folder)
@@ -66,7 +179,7 @@ def publish_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def lock_path(path: Path, seconds: float = PATIENCE, flags: int = _FOLDER) -> Iterator[None]:
+def lock_path(path: Path, seconds: float = PATIENCE, flags: int = FOLDER) -> Iterator[None]:
     """Hold the lock of the folder at ``path``, which takes no disk space; or of a file, which ``flags`` open.
 
     Raises `TimeoutError` after ``seconds``, which names the process that holds it, and `OSError`.
@@ -136,16 +249,14 @@ def _claim(mode: int, folder: int) -> tuple[str, int]:
 
 def _sweep(folder: int) -> None:
     """Remove files whose writers died: those that no process holds locked."""
-    directory = os.open(".", _FOLDER, dir_fd=folder)  # of its own: listing moves its position
+    directory = os.open(".", FOLDER, dir_fd=folder)  # of its own: listing moves its position
     try:
         names = [name for name in os.listdir(directory) if name.startswith(ASIDE)]
     finally:
         os.close(directory)
     for name in names:
         with contextlib.suppress(OSError):
-            descriptor = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-            )
+            descriptor = os.open(name, _FILE, dir_fd=folder)
             try:
                 if try_lock(descriptor):
                     os.unlink(name, dir_fd=folder)

@@ -123,10 +123,16 @@ class lazy(Generic[Made]):
 
 
 class Gone:
-    """Stand-in for an object that a forked child cannot have; closing it does nothing."""
+    """Stand-in for an object that is no more: any use raises ``error``, and closing it does nothing.
+
+    By default it is one that a forked child cannot have.
+    """
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
 
     def close(self) -> None:
-        """Do nothing: the object is the parent's."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         self._refuse()
@@ -153,7 +159,7 @@ class Gone:
         pass
 
     def _refuse(self) -> NoReturn:
-        raise ForkedStore(
+        raise self._error or ForkedStore(
             f"this store was opened before process {os.getpid()} was forked from {os.getppid()}: open it "
             "again in here (ChunkStore.open)"
         )

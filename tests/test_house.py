@@ -20,10 +20,10 @@ from tests.sessions.rig import seeing, speaking
 TOP = Path(__file__).parents[1]
 MOST_BYTES = 5_000_000
 
-MOST_CLASSES = 618
+MOST_CLASSES = 578
 """Classes of the product. It only shrinks; the goal is 300."""
 
-MOST_FILES = {"append": 63, "slide": 56, "recall": 58, "generate": 40, "second send": 100}
+MOST_FILES = {"append": 62, "slide": 55, "recall": 57, "generate": 40, "second send": 97}
 """Files of the product that an operation enters. They only shrink; the goals are 25, 15, 25, 25 and 40."""
 
 

@@ -186,8 +186,7 @@ def _making(root: Path, injector: Injector) -> None:
 def _damaged(store: ChunkStore) -> None:
     """Meets a damaged object, which must go to quarantine or stay, and never be served."""
     key = rig.record(PATCH, 1).key
-    assert store._disk is not None
-    path = store._disk.root / "objects" / f"{key}.safetensors"
+    path = Path(store.url) / "objects" / f"{key}.safetensors"
     os.truncate(path, 700)
     try:
         if rig.get(store, PATCH) == 1:

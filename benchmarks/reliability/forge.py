@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from blake3 import blake3
+
 DIGEST = slice(35, 99)
 PIECE = 8 * 2**20
 
@@ -42,9 +44,9 @@ def seal(data: bytes) -> bytes:
         return data
     end = min(max(front_of(data), DIGEST.stop), len(data))
     front, rest = data[:end], data[end:]
+    hashed = blake3 if b'\\"algorithm\\":\\"blake3\\"' in front else hashlib.sha256
     digests = ",".join(
-        f'\\"{hashlib.sha256(rest[start : start + PIECE]).hexdigest()}\\"'
-        for start in range(0, len(rest), PIECE)
+        f'\\"{hashed(rest[start : start + PIECE]).hexdigest()}\\"' for start in range(0, len(rest), PIECE)
     )
     told = re.compile(rb'(\\"pieces\\":\[)(\\"[0-9a-f]{64}\\",?)*(?=\])')
     found = told.search(front)

@@ -22,7 +22,7 @@ from benchmarks.reliability import rig
 from benchmarks.reliability.forge import front_of, seal
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.codec import Codec
+from kamera.store.format import Codec
 
 SIZE: int = 24_000
 CREATED = 1.5
@@ -114,8 +114,7 @@ def outcome(data: bytes, key: str, sealed: bool) -> str:
 
 def through(store: ChunkStore, key: str, intact: bytes, bad: bytes) -> int:
     """1 if a store serves ``bad`` in the place of ``intact``, or fails to be rid of it."""
-    assert store._disk is not None
-    path = store._disk.root / "objects" / f"{key}.safetensors"
+    path = Path(store.url) / "objects" / f"{key}.safetensors"
     slot = next(slot for slot in (0, 1, 2, 3) if rig.record(slot, 7).key == key)
     rig.put(store, slot, 7)
     path.write_bytes(bad)

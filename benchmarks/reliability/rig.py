@@ -16,14 +16,13 @@ import torch
 
 from kamera.ops import LowRank, Patch, kv_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
-from kamera.store.disk import syncing
 
 CONTEXT = Context("f" * 64, "a" * 64)
 _WIDTH = 600  # float32: an object takes more than one write of a page
-CALLS = ("open", "write", "fsync", "_syncfs", "replace", "link", "unlink", "mkdir", "stat", "flock")
+CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir", "stat", "flock")
 """Calls to the system that a write, a deletion or an opening makes."""
-_PLACES = {"flock": fcntl, "_syncfs": syncing}
-STATEMENTS = ("BEGIN", "INSERT", "DELETE", "COMMIT")
+_PLACES = {"flock": fcntl}
+STATEMENTS = ("BEGIN", "INSERT", "UPDATE", "DELETE", "COMMIT")
 """What it says to SQLite."""
 
 Record = CanonicalRecord | PatchRecord
@@ -125,10 +124,9 @@ class Statements:
 
 def listen(store: ChunkStore, said: Callable[[str, Callable[[], Any]], Any]) -> None:
     """Have every statement of ``store``'s index go through ``said`` from now on."""
-    database: Any = store._disk.index._db  # type: ignore[union-attr]
-    with database.writing():  # it connects when it is used
-        pass
-    database.connection = Statements(database.connection, said)
+    index: Any = store._tiers.disk.index  # type: ignore[union-attr]
+    index.keys()  # it connects when it is used
+    index._db = Statements(index._db, said)
 
 
 def die() -> None:

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
+from kamera.files import Folder, NotAFile
 from kamera.ops import CodedKV, Codes, kv_bytes
 from kamera.store import CanonicalRecord, Context, PatchRecord, canonical_key
-from kamera.store.codec import Codec
-from kamera.store.disk.folder import Folder, NotAFile
+from kamera.store.format import BytesSource, Codec, FileSource
 from kamera.store.keys import PATCH_KINDS, is_key, whole_id
-from kamera.store.sources import BytesSource, FileSource
 from kamera.window.file import WINDOW, refuse_malformed
 
 Document = dict[str, Any]

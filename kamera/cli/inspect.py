@@ -16,7 +16,7 @@ from kamera.cli.output import Output, tables
 from kamera.cli.place import StorePlace, store_url
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
-from kamera.store.disk.tier import MARKER
+from kamera.store.directory import MARKER
 from kamera.window.file import WINDOW
 
 _OBJECT = (

@@ -12,10 +12,9 @@ import typer
 from kamera.cli.options import Owner
 from kamera.errors import StoreError
 from kamera.files import user_path
-from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk.tier import MARKER
+from kamera.store import ChunkStore, StoreAdmin, is_remote
+from kamera.store.directory import MARKER
 from kamera.store.keys import KVForm
-from kamera.store.remote import is_remote
 
 
 def store_url(text: str | None) -> str | None:

@@ -24,7 +24,7 @@ def gc(
     quarantine_older: Older = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what gc would remove.")] = False,
 ) -> None:
-    """Remove objects that save the least recompute per byte until the rest fits; pinned ones stay.
+    """Remove the least recently used objects until the rest fits; pinned ones stay.
 
     Patches without their canonical are always removed. Exit code 1 if the pinned objects alone are too large.
     """

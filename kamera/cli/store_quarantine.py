@@ -12,7 +12,7 @@ from kamera.cli.command import command
 from kamera.cli.lazy import Verb, group
 from kamera.cli.store_options import Older, StoreArgument
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.info import Quarantined
+from kamera.store.directory import Quarantined
 
 QUARANTINE = {name: Verb(f"kamera.cli.store_quarantine:{name}") for name in ("ls", "drop")}
 quarantine = typer.Typer(cls=group(QUARANTINE), no_args_is_help=True)

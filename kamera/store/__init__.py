@@ -4,13 +4,8 @@
 shared and must not be written in place.
 """
 
-from kamera.store.admin.admin import StoreAdmin
-from kamera.store.admin.copy import Copied
-from kamera.store.admin.forget import Forgotten
-from kamera.store.conditioning import conditioned_record, find_conditioned
-from kamera.store.disk.folder import Folder, NotAFile
-from kamera.store.encoding import EncodingRecord
-from kamera.store.info import MemoryStats, ObjectInfo, Put, StoreStats, VerifyReport
+from kamera.files import Folder, NotAFile
+from kamera.store.admin import Copied, Forgotten, StoreAdmin, VerifyReport
 from kamera.store.keys import (
     Context,
     behind_survivors,
@@ -24,12 +19,29 @@ from kamera.store.keys import (
     whole_id,
     why_missed,
 )
-from kamera.store.outline import OPENING, Outline
-from kamera.store.quantities import parse_duration, parse_size
-from kamera.store.records import CanonicalRecord, PatchRecord, to_store_form
+from kamera.store.memory import MemoryStats, parse_duration, parse_size
+from kamera.store.records import (
+    OPENING,
+    CanonicalRecord,
+    EncodingRecord,
+    ObjectInfo,
+    Outline,
+    PatchRecord,
+    conditioned_record,
+    to_store_form,
+)
 from kamera.store.remote import is_remote
 from kamera.store.search import Hit, mean_features, picture_embedding
-from kamera.store.store import ChunkStore, check_store, memory_of, signature, stored_keys
+from kamera.store.store import (
+    ChunkStore,
+    Put,
+    StoreStats,
+    check_store,
+    find_conditioned,
+    memory_of,
+    signature,
+    stored_keys,
+)
 
 __all__ = [
     "OPENING",

@@ -1,15 +1,167 @@
-"""The memory tier: decoded records up to a byte limit; the least recently used leave first, pins stay."""
+"""What a process holds: decoded records up to a byte limit, and pins.
+
+The least recently used records leave first; pinned ones stay.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
-from kamera.store.info import BY_AGE, MemoryStats, ObjectInfo
-from kamera.store.pins import PinBook, PinCell
-from kamera.store.records import Record
+from kamera.errors import PinsFull, quote
+from kamera.store.records import ObjectInfo, Record
+
+BY_AGE = attrgetter("created", "key")
+"""What objects are sorted by: oldest first, those of one moment by their keys."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def parse_size(size: int | str, name: str = "size") -> int:
+    """Bytes of ``4096``, ``"512MiB"``, ``"4GiB"`` or ``"1GB"``.
+
+    Raises `ValueError` for anything else, which it calls ``name``.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if match is None:
+        raise ValueError(f"{name} {quote(size)} is no size: give bytes, or text such as '4GiB'")
+    number, unit = match.group(1), (match.group(2) or "").upper()
+    base = 1024 if unit.endswith("I") else 1000
+    return int(float(number) * base ** " KMGT".index(unit[:1] or " "))
+
+
+def parse_duration(duration: float | str) -> float:
+    """Seconds of ``90``, ``"30m"``, ``"12h"`` or ``"7d"``. Raises `ValueError` for anything else."""
+    match = _DURATION.fullmatch(duration.strip()) if isinstance(duration, str) else None
+    is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
+    seconds = float(duration) if is_number else float(match[1]) * _SECONDS[match[2]] if match else -1.0
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{quote(duration)} is no time: give seconds, or text such as '30m', '12h', '7d'")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A pinned object: its bytes, the end of the pin (seconds since 1970; None: for good), and its ``home``,
+    without which it is of no use, and which stays with it."""
+
+    name: str
+    bytes: int
+    expires: float | None
+    home: str | None = None
+
+
+class Pins:
+    """Objects that must not be removed until they are unpinned or their ttl ends; here of this process.
+
+    They cannot be made again from the objects: a lost index costs time, a lost pin costs the object it kept.
+    So damaged pins are an error, and no object counts as unpinned because of it. Safe to use from several
+    threads. ``most``: a cap that nothing raises. ``clock`` returns seconds since 1970.
+    """
+
+    def __init__(self, most: int | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._most = most
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._held: tuple[dict[str, Pin], int | None] = {}, None
+
+    def pin(
+        self,
+        objects: Iterable[tuple[str, int]],
+        ttl: float | str | None = None,
+        homes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Pin objects (name, bytes), all or none; those pinned already get the new ``ttl``.
+
+        ``homes``: name of a patch to the name of its canonical, which is not removed either.
+        Raises `PinsFull` when the pinned bytes would exceed `cap`, `ValueError` for what is no time.
+        """
+        seconds = None if ttl is None else parse_duration(ttl)
+        if seconds == 0:
+            raise ValueError("a pin of 0 seconds keeps nothing: give more")
+        expires = None if seconds is None else self._clock() + seconds
+        new = {name: Pin(name, size, expires, (homes or {}).get(name)) for name, size in objects}
+        with self.alone():
+            pins, cap = self._in_force()
+            pinned = sum(pin.bytes for pin in (pins | new).values())
+            if cap is not None and pinned > cap:
+                raise PinsFull(
+                    f"{pinned} bytes would be pinned, over the cap of {cap}: unpin something, or "
+                    "raise the cap"
+                )
+            self._save(pins | new, cap, list(new))
+
+    def unpin(self, names: Iterable[str]) -> int:
+        """Unpin objects; return the number that were pinned."""
+        with self.alone():
+            pins, cap = self._in_force()
+            gone = pins.keys() & set(names)
+            if gone:
+                self._save({name: pin for name, pin in pins.items() if name not in gone}, cap, sorted(gone))
+            return len(gone)
+
+    def list(self) -> list[Pin]:
+        """All pins in force, by name."""
+        pins, _ = self._in_force()
+        return [pins[name] for name in sorted(pins)]
+
+    def names_to_keep(self) -> set[str]:
+        """Names that must not be removed now: pinned objects, and the canonicals of pinned patches."""
+        return {name for pin in self.list() for name in (pin.name, pin.home) if name}
+
+    @property
+    def cap(self) -> int | None:
+        """Most bytes that may be pinned at once; None for no such limit."""
+        return self._in_force()[1]
+
+    def set_cap(self, cap: int | str | None) -> None:
+        """Bound the bytes of future pins; present pins stay. Raises `ValueError` for what is no size."""
+        size = None if cap is None else parse_size(cap, "cap")
+        with self.alone():
+            self._save(self._in_force()[0], size, [])
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Exclude others from changing pins or removing objects by them, as far as that is possible."""
+        return self._lock
+
+    def _in_force(self) -> tuple[dict[str, Pin], int | None]:
+        pins, cap = self._load()
+        now, most = self._clock(), self._most
+        caps = [bound for bound in (cap, most) if bound is not None]
+        in_force = {name: p for name, p in pins.items() if p.expires is None or p.expires > now}
+        return in_force, min(caps) if caps else None
+
+    def _load(self) -> tuple[dict[str, Pin], int | None]:
+        """All pins, and the cap. Raises `StoreError` if they are damaged."""
+        return self._held
+
+    def _save(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
+        """Keep these, of which those ``changed`` are new or gone; they are safe when this returns."""
+        self._held = pins, cap
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """The memory tier: its content (sizes in bytes), and its look-ups by outcome since it was opened."""
+
+    objects: int
+    bytes: int
+    limit: int
+    hits: int
+    misses: int
+    evictions: int
 
 
 class _Entry(NamedTuple):
@@ -19,8 +171,8 @@ class _Entry(NamedTuple):
     nbytes: int
 
 
-class MemoryTier:
-    """Records by key, at most ``limit`` bytes of tensors. Safe to use from several threads.
+class Memory:
+    """Records by name, at most ``limit`` bytes of tensors. Safe to use from several threads.
 
     A record is valid for one ``stamp`` (of its file): a look-up with another drops it and is a miss. What is
     pinned or in ``names_to_keep`` is not evicted; a record for which that leaves no room is not kept.
@@ -28,25 +180,25 @@ class MemoryTier:
 
     def __init__(self, limit: int, names_to_keep: Container[str] = ()) -> None:
         self.limit = limit
+        self.pins = Pins(most=limit // 2)  # so that the rest works on
         self._names_to_keep = names_to_keep
-        self.pins = PinBook(PinCell(), most=limit // 2)  # so that the rest works on
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._chunks: dict[str, set[str]] = {}  # the keys of each chunk's records
+        self._chunks: dict[str, set[str]] = {}  # the names of each chunk's records
         self._lock = threading.Lock()
         self._bytes = self._hits = self._misses = self._evictions = 0
 
-    def get(self, key: str, stamp: str | None = "") -> Record | None:
-        """The record kept under ``key`` for ``stamp``, now the most recently used."""
+    def get(self, name: str, stamp: str | None = "") -> Record | None:
+        """The record kept under ``name`` for ``stamp``, now the most recently used."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._entries.get(name)
             if entry is not None and entry.stamp != stamp:
-                self._remove(key)
+                self._remove(name)
                 entry = None
             if entry is None:
                 self._misses += 1
                 return None
             self._hits += 1
-            self._entries.move_to_end(key)
+            self._entries.move_to_end(name)
             return entry.record
 
     def put(self, record: Record, info: ObjectInfo, stamp: str = "") -> bool:
@@ -56,57 +208,45 @@ class MemoryTier:
             self._remove(info.key)
             excess = self._bytes + entry.nbytes - self.limit
             victims, pinned = [], self.pins.names_to_keep() if excess > 0 else set()
-            for key, other in self._entries.items():
+            for name, other in self._entries.items():
                 if excess <= 0:
                     break
-                if key not in pinned and key not in self._names_to_keep:
-                    victims.append(key)
+                if name not in pinned and name not in self._names_to_keep:
+                    victims.append(name)
                     excess -= other.nbytes
             if excess > 0:
                 return False
-            for key in victims:
-                self._remove(key)
+            for name in victims:
+                self._remove(name)
             self._evictions += len(victims)
             self._entries[info.key] = entry
             self._chunks.setdefault(info.chunk_id, set()).add(info.key)
             self._bytes += entry.nbytes
             return True
 
-    def drop(self, key: str) -> bool:
-        """Forget ``key``; True if it was kept."""
+    def drop(self, name: str) -> None:
+        """Forget ``name``."""
         with self._lock:
-            return self._remove(key)
+            self._remove(name)
 
-    def peek(self, key: str) -> tuple[Record, ObjectInfo] | None:
-        """The record under ``key`` and its info; not counted as a use, so neither hit nor miss."""
+    def peek(self, name: str, stamp: str | None = None) -> tuple[Record, ObjectInfo] | None:
+        """The record under ``name`` (for that ``stamp``, if given) and its info; neither hit nor miss."""
         with self._lock:
-            entry = self._entries.get(key)
-            return None if entry is None else (entry.record, entry.info)
-
-    def info(self, key: str, stamp: str | None = None) -> ObjectInfo | None:
-        """The info of the record under ``key`` (for that ``stamp``, if given); neither hit nor miss."""
-        with self._lock:
-            entry = self._entries.get(key)
-            return None if entry is None or stamp not in (None, entry.stamp) else entry.info
+            entry = self._entries.get(name)
+            return None if entry is None or stamp not in (None, entry.stamp) else (entry.record, entry.info)
 
     def infos(self, chunk_id: str | None = None) -> list[ObjectInfo]:
         """Infos of all records kept, or of those of one chunk, oldest first."""
         with self._lock:
-            keys = self._entries if chunk_id is None else self._chunks.get(chunk_id, ())
-            infos = [self._entries[key].info for key in keys]
+            names = self._entries if chunk_id is None else self._chunks.get(chunk_id, ())
+            infos = [self._entries[name].info for name in names]
         return sorted(infos, key=BY_AGE)
 
     def stats(self) -> MemoryStats:
-        """Counters since the tier was made, and its present content."""
+        """Counters since it was made, and its present content."""
         with self._lock:
-            return MemoryStats(
-                objects=len(self._entries),
-                bytes=self._bytes,
-                limit=self.limit,
-                hits=self._hits,
-                misses=self._misses,
-                evictions=self._evictions,
-            )
+            counts = self._hits, self._misses, self._evictions
+            return MemoryStats(len(self._entries), self._bytes, self.limit, *counts)
 
     def clear(self) -> None:
         """Forget everything; the counters stay."""
@@ -115,13 +255,11 @@ class MemoryTier:
             self._chunks.clear()
             self._bytes = 0
 
-    def _remove(self, key: str) -> bool:
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return False
-        self._bytes -= entry.nbytes
-        chunk = self._chunks[entry.info.chunk_id]
-        chunk.discard(key)
-        if not chunk:
-            del self._chunks[entry.info.chunk_id]
-        return True
+    def _remove(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._bytes -= entry.nbytes
+            names = self._chunks[entry.info.chunk_id]
+            names.discard(name)
+            if not names:
+                del self._chunks[entry.info.chunk_id]

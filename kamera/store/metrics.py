@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
-from kamera.store.info import StoreStats
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
+
+    from kamera.store.store import StoreStats
 
 _REFUSALS: dict[type[KameraError], str] = {
     ForeignObject: "foreign",

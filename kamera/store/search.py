@@ -28,15 +28,14 @@ import numpy as np
 import torch
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, UnknownChunk, WrongKey
-from kamera.files import publish_file
+from kamera.files import Folder, publish_file
 from kamera.ops import digest
-from kamera.store.disk.folder import Folder
 from kamera.store.keys import Context, canonical_key, is_key
 
 if TYPE_CHECKING:
-    from kamera.store.codec import Codec
+    from kamera.store.format import Codec
     from kamera.store.records import CanonicalRecord
-    from kamera.store.tiers import Tiers
+    from kamera.store.store import Tiers
 
 logger = logging.getLogger(__name__)
 

@@ -2,43 +2,502 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from kamera import forks
-from kamera.errors import IncompatibleChunk, KameraError, quote
+from kamera.errors import (
+    CorruptChunk,
+    IncompatibleChunk,
+    KameraError,
+    RemoteUnavailable,
+    StoreClosed,
+    StoreError,
+    quote,
+)
+from kamera.files import user_path
 from kamera.ops import digest
-from kamera.store.closed import Closed
-from kamera.store.codec import Codec
-from kamera.store.digests import DigestName, hasher_of
-from kamera.store.encoding import EncodingRecord
-from kamera.store.info import FlushReport, MemoryStats, ObjectInfo, Put, Selection, StoreStats
+from kamera.store.crypt import codec_of
+from kamera.store.directory import Directory, PutOrder
+from kamera.store.format import Codec
+from kamera.store.index import ALL, Row, Selection, Stamped
 from kamera.store.keys import (
+    KINDS,
     PATCH_KINDS,
     Context,
     KVForm,
     check_form,
+    check_kind,
     encoding_context,
     home_of,
     object_key,
 )
-from kamera.store.listing import stats
+from kamera.store.memory import BY_AGE, Memory, MemoryStats, parse_size
 from kamera.store.metrics import Counters, Metrics
-from kamera.store.opening import open_tiers
-from kamera.store.orders import PutOrder, put_batches
-from kamera.store.quantities import parse_size
-from kamera.store.records import CanonicalRecord, PatchRecord, Record, base_of
-from kamera.store.seal.tenants import codec_of
+from kamera.store.records import (
+    CanonicalRecord,
+    EncodingRecord,
+    ObjectInfo,
+    PatchRecord,
+    Record,
+    base_of,
+    detach,
+)
+from kamera.store.remote import SCHEMES, Remote, RemoteStats, Uploads, is_remote, open_remote
 from kamera.store.search import Hit, LookBack, Query
-from kamera.store.tiers import Tiers
+from kamera.trust import outranks
+
+logger = logging.getLogger(__name__)
+
+WORKERS = 8
+"""Most puts to a remote in progress at once: each has an object's bytes."""
+CLOSE_SECONDS = 10.0
+"""Seconds that `ChunkStore.close` waits for objects that the remote does not have yet."""
 
 _R = TypeVar("_R", CanonicalRecord, PatchRecord, EncodingRecord)
+
+
+class Put(NamedTuple):
+    """What became of a record that was put: its key, and the error that refused it, if any.
+
+    ``stored``: False if an object that was there already is kept instead.
+    """
+
+    key: str
+    error: Exception | None
+    stored: bool = False
+
+
+@dataclass(frozen=True)
+class FlushReport:
+    """Names of the objects that the remote does not have yet. Both empty: all that was put is safe there.
+
+    ``unsaved`` objects wait: in the cache directory, where they survive and are sent when the store is next
+    opened, or, without one, in memory only. ``dropped`` objects found no room in memory and are lost.
+    """
+
+    unsaved: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """This tenant's objects in a store's ``directory`` (else in memory), and counters of the tiers."""
+
+    url: str
+    canonicals: int
+    patches: int
+    encodings: int
+    anchors: int
+    bytes: int
+    memory: MemoryStats
+    remote: RemoteStats | None = None
+    directory: bool = False
+    conditioned: int = 0
+
+    @property
+    def objects(self) -> int:
+        """Number of objects of all kinds."""
+        return self.canonicals + self.patches + self.encodings + self.anchors + self.conditioned
+
+
+class Tiers:
+    """Objects of one tenant by name, in one to three tiers. Safe to use from several threads.
+
+    ``get`` looks in memory, the directory, the remote; what it finds is kept in the tiers before. What is put
+    is stored when that returns: in the directory, and the remote gets it in the background; without a
+    directory in the remote, or in memory until it can be sent; without both in memory. Raises as the tiers
+    do, except for the remote: while it is down, slow or refusing, look-ups miss and puts wait (`flush`).
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        tenant: str,
+        memory_limit: int,
+        disk: Directory | None = None,
+        remote: Remote | None = None,
+    ) -> None:
+        self.disk = disk
+        self.remote = remote
+        self.codec = codec
+        self.tenant = tenant
+        self._turns: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
+        self._turning = threading.Lock()
+        self._uploads = Uploads(self._send)
+        self._dropped: dict[str, None] = {}
+        # with a directory, memory may evict a pending object: it is read again
+        self.memory = Memory(memory_limit, self._uploads if disk is None else ())
+        self.pins = (remote or disk or self.memory).pins
+        """With a remote its own, which all its clients honour."""
+        if disk is not None and remote is not None:
+            disk.evict_over_limit()
+            mine = codec.seal_id(tenant)
+            unsent = [r for r in disk.index.rows() if r.tenant == mine and r.sent != r.stamp]
+            for row in sorted(unsent, key=BY_AGE):  # put by a killed process, or offline
+                self._uploads.add(row.key)
+
+    @property
+    def tiers_below_memory(self) -> list[Directory | Remote]:
+        """Those below memory, the nearest first."""
+        return [tier for tier in (self.disk, self.remote) if tier is not None]
+
+    def get(self, name: str) -> Record | None:
+        """The object ``name`` from the nearest tier that has it."""
+        damage = None
+        try:
+            record = self._local(name)
+        except CorruptChunk as error:  # set aside by now; the remote may have a good one
+            record, damage = None, error
+        if record is None and self.remote is not None:
+            with self._alone([name]):
+                record = self._fetch(name, self.remote)
+        if record is None and damage is not None:
+            raise damage
+        return record
+
+    def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
+        """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
+
+        The names differ, and the orders come by their rank.
+        """
+        results: dict[str, Record | Exception | None] = {}
+        batch: list[PutOrder] = []
+        for order in orders:
+            try:
+                if not order.replace and self._is_kept(order.name):
+                    results[order.name] = None
+                else:
+                    batch.append(order._replace(record=detach(order.record)))
+            except KameraError as error:
+                results[order.name] = error
+        with self._alone([order.name for order in batch]):
+            if self.disk is None:
+                self._put_without_disk(batch, results)
+            else:
+                self._put_on_disk(self.disk, batch, results)
+        return [results[order.name] for order in orders]
+
+    def stored_names(self, names: Sequence[str]) -> set[str]:
+        """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
+        hits = {name for name in names if self._has_here(name)}
+        misses = [name for name in names if name not in hits]
+        try:
+            return hits | self.remote.names_with_blob(misses) if self.remote is not None else hits
+        except RemoteUnavailable:
+            return hits
+
+    def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
+        """The info of the object ``name``. ``certain``: raise `RemoteUnavailable` rather than guess."""
+        info = self._info_here(name)
+        if info is not None or self.remote is None:
+            return info
+        try:
+            return self.remote.info(name)
+        except RemoteUnavailable:
+            if certain:
+                raise
+            return None
+
+    def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """The infos of these objects; the remote is asked once. Raises `RemoteUnavailable`."""
+        infos = {name: self._info_here(name) for name in names}
+        misses = [name for name, info in infos.items() if info is None]
+        if self.remote is not None:
+            infos.update(zip(misses, self.remote.infos_of(misses), strict=True))
+        return [infos[name] for name in names]
+
+    def infos(self, selection: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
+        """Infos of the objects, oldest first; ``here``, and while the remote is down, only of those here."""
+        check_kind(selection.kind)
+        remote = None if here else self.remote
+        if self.disk is None:
+            near = self.memory.infos(selection.chunk_id)
+        else:
+            near = list(self.disk.index.iterate(self.tenant, selection if remote is None else ALL))
+        if remote is None:
+            return selection.select(near) if self.disk is None else near
+        infos = {info.key: info for info in near}
+        try:
+            for info in remote.infos():
+                infos.setdefault(info.key, info)
+        except RemoteUnavailable as error:
+            logger.debug("only what is here is listed: %s", error)
+        return selection.select(sorted(infos.values(), key=BY_AGE))
+
+    def rows(self, *, every_tenant: bool = False) -> list[Row]:
+        """The rows of the objects: of the remote if there is one, else of the directory, or of memory."""
+        if self.remote is None and self.disk is not None:
+            return list(self.disk.index.rows(None if every_tenant else self.tenant))
+        infos = self.memory.infos() if self.remote is None else self.remote.infos()
+        return [Row.of(info, self.codec) for info in infos]
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
+        with self._alone(names):
+            if self.remote is not None and names:
+                self.remote.delete(names)
+            for name in names:
+                self._uploads.discard(name)
+                if self.disk is not None:
+                    self.disk.delete(name)
+                self.memory.drop(name)
+
+    def remove_unpinned(self, rows: Sequence[Row]) -> list[bool]:
+        """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
+        with self.pins.alone():  # pinning waits, so that an acknowledged pin is seen here
+            pinned = self.pins.names_to_keep()
+            if self.remote is not None:
+                self.delete([row.key for row in rows if row.key not in pinned])
+                return [row.key not in pinned for row in rows]
+            assert self.disk is not None
+            outcomes = [row.key not in pinned and self.disk.delete(row.key, row.stamp) for row in rows]
+        for row in rows:
+            self.memory.drop(row.key)  # it is read again if it stayed
+        return outcomes
+
+    def stats(self, url: str) -> StoreStats:
+        """Counts and bytes, and the counters of memory and remote."""
+        if self.disk is None:
+            sizes = {kind: [i.bytes for i in self.memory.infos() if i.kind == kind] for kind in KINDS}
+            kinds = {kind: (len(sizes[kind]), sum(sizes[kind])) for kind in KINDS}
+        else:
+            kinds = self.disk.index.kinds(self.tenant)
+        remote = self.remote
+        return StoreStats(
+            url=url,
+            canonicals=kinds["canonical"][0],
+            patches=sum(kinds[kind][0] for kind in PATCH_KINDS),
+            encodings=kinds["encoding"][0],
+            anchors=kinds["anchor"][0],
+            conditioned=kinds["conditioned"][0],
+            bytes=sum(size for _, size in kinds.values()),
+            memory=self.memory.stats(),
+            remote=None if remote is None else replace(remote.stats(), pending=len(self.pending())),
+            directory=self.disk is not None,
+        )
+
+    def pending(self) -> tuple[str, ...]:
+        """Names of the objects that still have to reach the remote."""
+        return self._uploads.names()
+
+    def flush(self, timeout: float | None) -> FlushReport:
+        """Wait until the remote has everything, at most ``timeout`` seconds (None: for ever)."""
+        return FlushReport(self._uploads.flush(timeout), tuple(self._dropped))
+
+    def close(self) -> None:
+        """Send the pending objects, unless the remote is down, and release all tiers."""
+        unsaved = self._uploads.flush(CLOSE_SECONDS, patient=False)
+        self._uploads.close()
+        if unsaved and self.disk is None:
+            logger.error("closed with %d objects that never reached the remote: they are lost", len(unsaved))
+        elif unsaved:
+            logger.warning("%d objects will be uploaded when the store is next opened", len(unsaved))
+        self.memory.clear()
+        for tier in self.tiers_below_memory:
+            tier.close()
+
+    @contextlib.contextmanager
+    def _alone(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, no other thread brings or removes these objects."""
+        with self._turning:  # each has a lock while one waits for it or holds it
+            turns = [self._turns.setdefault(name, threading.RLock()) for name in sorted(set(names))]
+        with contextlib.ExitStack() as stack:
+            for turn in turns:
+                stack.enter_context(turn)
+            yield
+
+    def _local(self, name: str) -> Record | None:
+        if self.disk is None:
+            return self.memory.get(name)
+        # asking the file each time costs microseconds, and shows the changes of other processes at once
+        stamp = self.disk.stamp(name)
+        record = self.memory.get(name, stamp)
+        if stamp is not None:
+            self.disk.index.count_use(name)
+        if record is not None or stamp is None:
+            return record
+        found = self.disk.read(name)
+        if found is None:
+            return None
+        self.memory.put(*found[0], found[1])
+        return found[0].record
+
+    def _is_kept(self, name: str) -> bool:
+        # the remote is not asked: an object that it lists may still turn out damaged
+        return self.memory.peek(name) is not None if self.disk is None else self.disk.is_intact(name)
+
+    def _has_here(self, name: str) -> bool:
+        """True if the object is in the directory, or without one in memory."""
+        if self.disk is None:
+            return self.memory.peek(name) is not None
+        return self.disk.stamp(name) is not None
+
+    def _info_here(self, name: str) -> ObjectInfo | None:
+        stamp = None if self.disk is None else self.disk.stamp(name)  # a header is read only once
+        if self.disk is not None and stamp is None:
+            return None
+        held = self.memory.peek(name, stamp)
+        return held[1] if held is not None else None if self.disk is None else self.disk.info(name)
+
+    def _fetch(self, name: str, remote: Remote) -> Record | None:
+        if self._has_here(name):  # fetched while this call waited
+            return self._local(name)
+        try:
+            found = remote.read(name)
+        except RemoteUnavailable:
+            return None
+        if found is None:
+            return None
+        (record, info), data = found
+        if self.disk is None:
+            self.memory.put(record, info)
+            return record
+        [result] = self.disk.put_many([PutOrder(name, record, False, file=(info, data))])
+        if isinstance(result, Exception):  # such as no room: the object is served all the same
+            logger.warning("%s is not cached: %s", name, result)
+        elif result is not None:  # else an intact one stays there
+            self.disk.index.note_sent(name, result[1])
+            self.disk.evict_over_limit()
+            self.memory.put(record, *result)
+        return record
+
+    def _put_on_disk(
+        self, disk: Directory, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
+    ) -> None:
+        batch = [order for order in orders if not order.is_refused(results)]
+        outcomes: list[Stamped | Exception | None] = disk.put_many(batch) if batch else []
+        for order, result in zip(batch, outcomes, strict=True):
+            if result is None or isinstance(result, Exception):
+                results[order.name] = result
+                continue
+            results[order.name] = order.record
+            self.memory.put(order.record, *result)
+            if self.remote is not None:
+                self._uploads.add(order.name)
+
+    def _put_without_disk(
+        self, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
+    ) -> None:
+        """Put to the remote, several of a rank at once; without a remote, into memory."""
+        for _, wave in itertools.groupby(orders, key=lambda order: order.rank):
+            batch = [order for order in wave if not order.is_refused(results)]
+            if self.remote is None or len(batch) < 2:
+                wave_results = [self._put_away(order) for order in batch]
+            else:  # round trips overlap
+                with ThreadPoolExecutor(min(WORKERS, len(batch)), thread_name_prefix="kamera-puts") as pool:
+                    wave_results = list(pool.map(self._put_away, batch))
+            results.update(zip((order.name for order in batch), wave_results, strict=True))
+
+    def _put_away(self, order: PutOrder) -> Record | Exception | None:
+        """Put to the remote, or into memory until it can be sent."""
+        name, record = order.name, order.record
+        created, held = round(time.time(), 3), self.memory.peek(name)
+        try:
+            info = self.codec.describe(record, created, record.nbytes)
+            if held is not None and outranks(held[1].formed, info.formed):
+                return None
+            if self.remote is None:
+                self.memory.put(record, info)
+                return record
+            data = self.codec.encode(record, created)
+            info = replace(info, bytes=len(data))
+            self._dropped.pop(name, None)
+            if not self.remote.put(info, data):
+                return None
+        except RemoteUnavailable as error:
+            self._uploads.add(name)  # before it is in memory, so that it is held from the start
+            if not self.memory.put(record, info):
+                self._uploads.discard(name)
+                self._dropped[name] = None
+                logger.error("%s is not kept, memory is full of what waits for the remote (%s)", name, error)
+        except (KameraError, ValueError) as error:
+            return error
+        else:
+            self._uploads.discard(name)
+            self.memory.put(record, info)
+        return record
+
+    def _send(self, name: str) -> None:
+        """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""
+        assert self.remote is not None
+        with self._alone([name]):
+            if self.disk is None:
+                held = self.memory.peek(name)
+                if held is not None and not self.remote.put(
+                    held[1], self.codec.encode(held[0], held[1].created)
+                ):
+                    self.memory.drop(name)
+                return
+            found = self.disk.read_file(name)  # verified, so that no damage travels
+            if found is None:
+                return
+            (_, info), stamp, data = found
+            if not self.remote.put(info, data):
+                self.disk.delete(name, stamp)  # the next look-up fetches the stronger one
+                return
+            self.disk.index.note_sent(name, stamp)
+        self.disk.evict_over_limit()
+
+
+def open_tiers(
+    url: str | os.PathLike[str],
+    codec: Codec,
+    tenant: str,
+    memory_limit: int,
+    cache: str | os.PathLike[str] | None,
+    disk_limit: int | str | None,
+    read_only: bool,
+) -> tuple[str, Tiers]:
+    """A store's address without credentials, and its tiers; arguments and errors of `ChunkStore.open`."""
+    limit = None if disk_limit is None else parse_size(disk_limit, "disk_limit")
+    if isinstance(url, str) and is_remote(url):
+        if read_only:
+            raise ValueError("read_only is for a directory store, and this is a remote")
+        if cache is None and limit is not None:
+            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
+        remote = open_remote(url, codec, tenant)
+        if cache is None:
+            return remote.url, Tiers(codec, tenant, memory_limit, remote=remote)
+        disk = Directory(user_path(cache), codec, limit=limit, cached=remote.url)
+        return remote.url, Tiers(codec, tenant, memory_limit, disk, remote)
+    if cache is not None:
+        raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
+    if url == "memory://":
+        if limit is not None or read_only:
+            raise ValueError("disk_limit and read_only are for a directory, and 'memory://' is none")
+        return "memory://", Tiers(codec, tenant, memory_limit)
+    path = _path_of(url)
+    return str(path), Tiers(
+        codec, tenant, memory_limit, Directory(path, codec, read_only=read_only, limit=limit)
+    )
+
+
+def _path_of(url: str | os.PathLike[str]) -> Path:
+    """The directory that a store's url names. Raises `StoreError` for another url."""
+    if not isinstance(url, str) or "://" not in url:
+        return user_path(url)
+    parts = urlsplit(url)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
+        raise StoreError(
+            f"cannot open {quote(url)}: give a directory, file:///directory, memory://, or one of "
+            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        )
+    return Path(unquote(parts.path))
 
 
 class ChunkStore:
@@ -72,8 +531,6 @@ class ChunkStore:
         self.awaited: dict[int, Callable[[], None]] = {}  # what still puts objects, by owner: see `close`
         self._codec = codec
         self._tiers = tiers
-        self._disk = tiers.disk
-        self._memory = tiers.memory
         self._limit = tiers.memory.limit
         self._search = LookBack(tiers, codec)
         self.metrics.watch(self)
@@ -92,7 +549,6 @@ class ChunkStore:
         disk_limit: int | str | None = None,
         read_only: bool = False,
         kv: KVForm = "as-is",
-        digest: DigestName = "sha256",
         metrics: Metrics | None = None,
     ) -> ChunkStore:
         """Open, or make, the store at a directory, ``file://…``, ``memory://`` or a remote.
@@ -111,18 +567,15 @@ class ChunkStore:
         ``memory://`` it bounds the store itself, and an evicted object is a miss. With a ``secret`` (16
         bytes or more) the tenant's objects have names and digests that nobody else can make, in a
         directory of their own; ``keys`` (32 bytes each, the one to write with first) encrypt them:
-        `docs/stores.md`. ``digest`` is the hash by which written objects are verified: those under
-        ``"blake3"`` are read at three times the speed, wherever ``kamera-kv[blake3]`` is installed.
-        ``kv`` is the form in which windows on this store keep canonicals: in codes of 8 or 4 bits they
-        take a half or a third of their bf16 bytes, and are never served as ``exact``
+        `docs/stores.md`. ``kv`` is the form in which windows on this store keep canonicals: in codes of 8 or
+        4 bits they take a half or a third of their bf16 bytes, and are never served as ``exact``
         (docs/stores.md). ``metrics`` counts the outcomes of look-ups for Prometheus
         (docs/stores.md). Raises `StoreError` for another scheme or a directory that holds something
         else, `StoreVersionError` for a newer store (left untouched), `ValueError` for a limit that is no
         size, or a secret or keys too short.
         """
         check_form(kv)
-        hasher_of(digest)
-        codec = replace(codec_of(tenant, secret, keys), digest=digest)
+        codec = codec_of(tenant, secret, keys)
         limit = parse_size(memory_limit, "memory_limit")
         where, tiers = open_tiers(url, codec, tenant, limit, cache, disk_limit, read_only)
         return cls(where, tiers, tenant, codec, kv, metrics)
@@ -173,8 +626,8 @@ class ChunkStore:
 
         An error is that of its own record: the others are stored. But a canonical is refused together with
         its encoding, and a patch with its canonical, if that is in the batch, too. In a directory a batch has
-        one lock, one transaction in the index and at most three syncs (docs/stores.md), after which it
-        survives a loss of power. A writer that is interrupted leaves the old or the new object of each: first
+        one lock, one transaction in the index and one sync of names, after which it survives a loss of
+        power. A writer that is interrupted leaves the old or the new object of each: first
         encodings, then canonicals, then patches.
         """
         start = time.perf_counter()
@@ -266,14 +719,15 @@ class ChunkStore:
 
         What is ``awaited`` is called first: windows still have chunks to archive.
         """
-        if isinstance(self._tiers, Closed):
+        if isinstance(self._tiers, forks.Gone):
             return
         for flush in list(self.awaited.values()):
             flush()
         self._search.close()
         self._tiers.close()
-        stand_in: Any = Closed(self.url)
-        self._tiers = self._disk = self._memory = self._search = stand_in
+        refusal = StoreClosed(f"the store {self.url!r} is closed: open it again with ChunkStore.open")
+        gone: Any = forks.Gone(refusal)
+        self._tiers = self._search = gone
 
     def __enter__(self) -> ChunkStore:
         return self
@@ -292,7 +746,7 @@ class ChunkStore:
         return f"ChunkStore({self.url!r}, memory_limit={self._limit}{tenant}{kv})"
 
     def _stats(self) -> StoreStats:
-        return stats(self._tiers, self.tenant, self.url)
+        return self._tiers.stats(self.url)
 
     def _check(self, context: Context) -> None:
         if context.tenant != self.tenant:
@@ -339,7 +793,7 @@ class ChunkStore:
                 orders[i] = PutOrder(name, record, replace and record.kind in PATCH_KINDS, needs)
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
-        for turn in put_batches(orders):
+        for turn in _batches(orders):
             results = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, result in results.items():
                 refusal = result if isinstance(result, Exception) else None
@@ -367,6 +821,15 @@ class ChunkStore:
         return self._codec.name(object_key(kind, context, chunk_id, antecedents or (), base))
 
 
+def find_conditioned(
+    store: ChunkStore, context: Context, chunk_id: str, antecedents: Sequence[str], content: str
+) -> CanonicalRecord | None:
+    """The KV of a chunk behind ``antecedents`` whose content has this digest; None is a miss."""
+    context = replace(context, kv="as-is")
+    name = store._object_name(context, chunk_id, antecedents, "conditioned", content)
+    return store._get(CanonicalRecord, context, name)
+
+
 def stored_keys(store: ChunkStore, keys: Iterable[str]) -> set[str]:
     """Those of ``keys`` that a look-up would find; nothing is read, and a remote is asked once."""
     keys_by_name = {store._codec.name(key): key for key in keys}
@@ -386,9 +849,18 @@ def check_store(store: object) -> None:
 
 def memory_of(store: ChunkStore) -> MemoryStats:
     """What a store holds in memory, and its look-ups there."""
-    return store._memory.stats()
+    return store._tiers.memory.stats()
 
 
 def _in_child(store: ChunkStore) -> None:
     """A child has none of the store's threads, and must not touch its connections."""
-    forks.make_unusable(store, "_tiers", "_disk", "_memory", "_search", "metrics")
+    forks.make_unusable(store, "_tiers", "_search", "metrics")
+
+
+def _batches(orders: dict[int, PutOrder]) -> Iterable[list[int]]:
+    """The numbers of the orders by their rank: one batch, or more if an object is ordered twice."""
+    rest = sorted(orders, key=lambda i: orders[i].rank)
+    while rest:
+        first = {orders[i].name: i for i in reversed(rest)}
+        yield [i for i in rest if first[orders[i].name] == i]
+        rest = [i for i in rest if first[orders[i].name] != i]

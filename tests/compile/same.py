@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kamera import ChunkStore
 from kamera.store import StoreAdmin
-from kamera.store.codec import Codec
+from kamera.store.format import Codec
 
 
 def contents(store: ChunkStore) -> dict[str, bytes]:

@@ -15,14 +15,11 @@ from kamera.store import (
     CanonicalRecord,
     Context,
     EncodingRecord,
-    ObjectInfo,
     PatchRecord,
     encoding_context,
 )
-from kamera.store.codec import Codec
-from kamera.store.disk.index import Index
-from kamera.store.info import Selection
-from kamera.store.pins import PinBook
+from kamera.store.format import Codec
+from kamera.store.memory import Pins
 
 __all__ = ["decode", "encode", "join", "seal", "split"]
 
@@ -142,14 +139,9 @@ def snapshot(root: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def is_pinned(book: PinBook, name: str) -> bool:
+def is_pinned(book: Pins, name: str) -> bool:
     """Whether an object is pinned now."""
     return any(pin.name == name for pin in book.list())
-
-
-def rows_of(index: Index, tenant: str, **wanted: Any) -> list[ObjectInfo]:
-    """The objects of a tenant that an index lists."""
-    return list(index.iterate(tenant, Selection(**wanted)))
 
 
 def drop_index(root: Path) -> None:

@@ -17,7 +17,7 @@ from tests.servers.s3_server import S3Server
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that closes waits for a remote that lives, however busy the machine is."""
-    monkeypatch.setattr("kamera.store.tiers.CLOSE_SECONDS", 300.0)
+    monkeypatch.setattr("kamera.store.store.CLOSE_SECONDS", 300.0)
 
 
 def _running(binary: str | None) -> Iterator[RedisServer]:

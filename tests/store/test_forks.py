@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.reliability import rig
 from kamera import forks
 from kamera.errors import ForkedStore
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.disk.database import Database
 from tests.store.builders import CHUNK, CONTEXT, canonical, patch
 
 OTHER = "d" * 64
@@ -108,8 +109,9 @@ def test_whatever_is_asked_while_threads_hold_locks_is_refused(
     monkeypatch.setattr(forks, "_LONGEST", 0.1)  # a fork waits for them, and not for ever
 
     def held(reached: threading.Event, go: threading.Event) -> None:
-        assert store._disk is not None
-        with store._memory._lock, store._disk.index._db.writing():
+        tiers = store._tiers
+        assert tiers.disk is not None
+        with tiers.memory._lock, tiers.disk.index._lock, forks.hold_off_forks(), tiers.disk.locked():
             reached.set()
             go.wait()
 
@@ -144,27 +146,31 @@ def test_a_child_that_opens_the_store_itself_works(store: ChunkStore, root: Path
 
 
 def test_a_child_forked_in_a_transaction_writes_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ChunkStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forks, "_LONGEST", DEADLINE)
-    path = tmp_path / "index.sqlite"
-    database = Database(path)
     inside = threading.Event()
 
-    def writes() -> None:
-        with database.writing() as db:
+    def said(word: str, call: Callable[[], object]) -> object:
+        done = call()
+        if word == "INSERT":
             inside.set()
             time.sleep(0.2)  # a fork that did not wait would fall in here
-            db.execute("INSERT INTO sent VALUES ('1', '')")
+        return done
+
+    rig.listen(store, said)
 
     def child() -> str:
-        own = Database(path)
-        with own.writing() as db:
-            db.execute("INSERT INTO sent VALUES ('2', '')")
-        return str(own.execute("SELECT COUNT(*) FROM sent"))
+        with ChunkStore.open(root) as own:
+            own.put(canonical(OTHER))
+            return str(len(own.ls()))
 
-    thread = threading.Thread(target=writes)
+    thread = threading.Thread(target=store.put, args=(patch(),))
     thread.start()
     assert inside.wait(DEADLINE)
-    assert in_child(child) == "[(2,)]"
+    assert in_child(child) == "3"
     thread.join()
+    assert len(store.ls()) == 3
+    with sqlite3.connect(root / "index.sqlite") as db:  # and not in memory, for want of the file's lock
+        assert db.execute("SELECT COUNT(*) FROM objects").fetchone() == (3,)
+    db.close()

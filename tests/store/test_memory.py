@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kamera.store import parse_size
-from kamera.store.codec import Codec
-from kamera.store.memory import MemoryTier
+from kamera.store.format import Codec
+from kamera.store.memory import Memory
 from tests.store.builders import canonical
 
 
@@ -20,7 +20,7 @@ A, B, C = record("a"), record("b"), record("c")
 
 
 def test_the_byte_limit_evicts_the_least_recently_used() -> None:
-    tier = MemoryTier(2 * SIZE)
+    tier = Memory(2 * SIZE)
     tier.put(*A)
     tier.put(*B)
     assert tier.get(A[1].key) is A[0]
@@ -32,7 +32,7 @@ def test_the_byte_limit_evicts_the_least_recently_used() -> None:
 
 
 def test_a_record_above_the_limit_evicts_nothing() -> None:
-    tier = MemoryTier(SIZE)
+    tier = Memory(SIZE)
     tier.put(*A)
     large = canonical("large", tokens=9)
     tier.put(large, Codec().describe(large, 1.0, large.nbytes))

@@ -13,11 +13,10 @@ import pytest
 
 from kamera.errors import CorruptChunk, RemoteUnavailable
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.remote.redis import RedisBlobs
-from kamera.store.remote.uploads import Uploads
+from kamera.store.remote import RedisBlobs, Uploads
 from tests.killing import die, in_child
 from tests.servers.redis_server import RedisServer
-from tests.store.builders import CONTEXT, assert_same, canonical, patch, rows_of
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 QUICK = "timeout=60&retries=0&cooldown=0.05"
 CHUNK = "c" * 64
@@ -94,7 +93,7 @@ def test_acknowledged_puts_of_a_killed_process_are_uploaded(server: RedisServer,
 
 
 def test_what_is_fetched_never_covers_what_was_put_meanwhile(
-    opened: Callable[..., ChunkStore], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., ChunkStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened("one") as store:
         store.put(patch(seed=1))
@@ -112,7 +111,7 @@ def test_what_is_fetched_never_covers_what_was_put_meanwhile(
     reader = threading.Thread(target=store.get_patch, args=(CONTEXT, CHUNK, ("x", "y")))
     reader.start()
     assert fetched.wait(60)
-    with ChunkStore.open(store._disk.root) as other:  # type: ignore[union-attr]
+    with ChunkStore.open(tmp_path / "two") as other:
         other.put(patch(seed=2))
     put.set()
     reader.join()
@@ -160,7 +159,7 @@ def test_a_cache_over_its_limit_evicts_the_least_recently_used(
         for name in "ca":
             assert store.get_canonical(CONTEXT, name) is not None
     with opened(disk_limit=int(3.5 * one)) as store:
-        here = {info.chunk_id for info in rows_of(store._disk.index, tenant="")}  # type: ignore[union-attr]
+        here = {info.chunk_id for info in store.ls(here=True)}
         assert here == {"a", "c", "e"}
         assert len(store.ls()) == 5
         for name in "abcde":
@@ -181,7 +180,7 @@ def test_what_the_remote_does_not_have_never_leaves_the_cache(
         assert not store.flush(30).unsaved
         store.put(canonical("d"))
         assert not store.flush(30).unsaved
-        assert len(rows_of(store._disk.index, tenant="")) <= 1  # type: ignore[union-attr]
+        assert len(store.ls(here=True)) <= 1
         assert [store.get_canonical(CONTEXT, name) is not None for name in "abcd"] == [True] * 4
 
 
@@ -211,6 +210,3 @@ def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.L
     assert set(uploads.names()) == {"bad", "odd"}
     assert "unforeseen" in caplog.text
     uploads.close()
-
-
-# -- memory ----------------------------------------------------------------------------------------

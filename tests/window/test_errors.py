@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -138,7 +140,7 @@ def test_whatever_fails_in_the_model_leaves_the_window_as_it_was(operation):
 
 def damage(store: ChunkStore, kind: str, chunk_id: str, behind: tuple[str, ...] | None = None) -> None:
     """Flip a byte in every object of a chunk, or in the one behind these antecedents."""
-    root = store._disk.root
+    root = Path(store.url)
     hit = 0
     for info in store.ls(kind):
         if info.chunk_id == chunk_id and behind in (None, tuple(info.antecedents)):

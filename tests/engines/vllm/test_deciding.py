@@ -15,8 +15,7 @@ from kamera.engines.vllm.serving import FIELD, StoredRows, recipe_of
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import IncompatibleChunk, InvalidRecipe, UnsupportedBackbone
 from kamera.ops import Blocks, ids_digest
-from kamera.store import CanonicalRecord, Context
-from kamera.store.admin.admin import StoreAdmin
+from kamera.store import CanonicalRecord, Context, StoreAdmin
 from tests.models.tiny import build
 
 ANCHOR = (1, 2, 3)

@@ -17,8 +17,7 @@ from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.clients import Offline
 from kamera.engines.vllm.serving import FIELD, recipe_of
 from kamera.ops import kv_distance, kv_map
-from kamera.store import CanonicalRecord
-from kamera.store.admin.admin import StoreAdmin
+from kamera.store import CanonicalRecord, StoreAdmin
 from kamera.testbed import World
 from kamera.window import EngineWindow
 from tests.engines.vllm.engine import (

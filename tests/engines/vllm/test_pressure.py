@@ -14,7 +14,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Recipe
 from kamera.engines.hf import HfEngine
 from kamera.engines.vllm.serving import FIELD, recipe_of
-from kamera.store.admin.admin import StoreAdmin
+from kamera.store import StoreAdmin
 from kamera.testbed import World
 from tests.engines.vllm.engine import (
     PICTURES,

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="needs vLLM: constraints-vllm.txt")
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import PatchBudget
-from kamera.store.admin.admin import StoreAdmin
+from kamera.store import StoreAdmin
 from kamera.window import former_of
 from tests.engines.vllm.engine import (
     PICTURES,

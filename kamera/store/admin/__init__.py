@@ -1,1 +1,0 @@
-"""Upkeep of a store: gc, pins, forgetting, copies."""

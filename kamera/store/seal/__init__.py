@@ -1,1 +1,0 @@
-"""Ownership of objects: keyed names, encryption, and tenants."""
