@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,7 @@ from kamera.cli.options import Loading, Model, size
 from kamera.cli.output import Output
 from kamera.engines import Completes
 from kamera.engines.hf import SHIPPED
+from kamera.trust import ReusePolicy
 
 
 @command
@@ -54,6 +56,26 @@ def serve(
     max_pixels: Annotated[
         int, typer.Option(min=1, help="Most pixels of all pictures of a request, as their files have them.")
     ] = 400_000_000,
+    reuse: Annotated[
+        bool,
+        typer.Option(
+            "--reuse", help="Find what any conversation of a tenant has sent before, wherever it stands now."
+        ),
+    ] = False,
+    minimum: Annotated[
+        Literal["exact", "patched", "orbit", "survivor", "near", "blind"] | None,
+        typer.Option(help="The weakest KV that is served (default: exact; survivor with --reuse)."),
+    ] = None,
+    min_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens that a prompt shares with a session that it is an edit of.")
+    ] = 100,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Most sessions in memory.")] = 64,
+    log_requests: Annotated[
+        bool,
+        typer.Option(
+            "--log-requests", help="Write a line for each request: how it was matched, what was served."
+        ),
+    ] = False,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -78,14 +100,32 @@ def serve(
     tenants = serving.Keys({} if keys is None else read_keys(keys))
     if keys is None and host not in serving.LOCAL:
         raise ValueError(f"--host {host} lets others in: give --keys FILE, or listen on 127.0.0.1")
+    if engine is not None and (reuse or minimum is not None):
+        raise ValueError(f"--engine {engine} answers by recipes: --reuse and --minimum are of a model here")
     if engine is not None and store is None:
         raise ValueError(f"--engine {engine} has a store of its own: give it as --store")
     peer = None if engine is None else over_http(engine)
     listener = serving.bind_socket(host, port)
     shows = out.shows_progress
     backbone = loading.load(model, show_progress=shows) if peer is None else loading.open_served(model)
-    service = serving.Service(backbone, mode=mode, store=store, max_bytes=max_bytes, engine=peer)
-
+    policy = None
+    if minimum is not None:
+        policy = ReusePolicy(minimum, max_divergence=1.0 if minimum in ("near", "blind") else None)
+    service = serving.Service(
+        backbone,
+        policy,
+        mode=mode,
+        store=store,
+        max_bytes=max_bytes,
+        engine=peer,
+        reuse=reuse,
+        min_tokens=min_tokens,
+        max_sessions=max_sessions,
+    )
+    if log_requests:
+        log = logging.getLogger("kamera.sessions")
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
     front = serving.Front(service, tenants, name or [name_of(model)], limits=limits)
     with out.lines() as write:
         serving.run(front, listener, lambda told: write(*told))

@@ -63,7 +63,9 @@ class Rendered:
     ``tags`` those of the template's tokens that open and close them, ``texts`` those of text between turns,
     closing tags and media. ``cuts`` are the borders inside of texts that were cut anew (`recut`), counted
     from where the text begins, by the id that it has as one segment. ``media`` are its pictures and clips, by
-    digest, ``types`` the processor's per-token inputs ``[tokens]`` of a prompt with media.
+    digest, ``types`` the processor's per-token inputs ``[tokens]`` of a prompt with media. If it is
+    ``anchored``, windows have its system prompt as their anchor; else that is content as any other, which may
+    have come before behind other tokens, and the anchor is the tag in front of it.
     """
 
     ids: torch.Tensor
@@ -75,6 +77,7 @@ class Rendered:
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     media: Mapping[str, ProcessedMedia] = field(default_factory=dict)
     types: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    anchored: bool = True
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,6 @@ from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recut import Recut, recut
 from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
-from kamera.reuse.terms import strict
 
 __all__ = [
     "DEFAULT_RULE",
@@ -35,5 +34,4 @@ __all__ = [
     "discovery_of",
     "fixed_cuts",
     "recut",
-    "strict",
 ]

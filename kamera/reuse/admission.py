@@ -10,10 +10,10 @@ from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.trust import Guarantee
 from kamera.window import KameraWindow, Plan, Slot, former_of
 
-Tier = Literal["exact", "patched", "orbit", "survivor", "none"]
-"""``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored
-patch for this left context. ``survivor``: kept in place although an
-antecedent has left. ``none``: not reused, prefilled."""
+Tier = Literal["exact", "patched", "orbit", "near", "survivor", "blind", "none"]
+"""``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored patch for this
+left context; ``near``: for another one. ``survivor``: kept in place although an antecedent has left.
+``blind``: the stored copy alone. ``none``: not reused, prefilled."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,12 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
         elif sources.get(seat.number) == source:
             reason = f"{worth}: held by the window"
         elif source.patch:
-            reason = f"{worth}: a stored patch for this left context"
+            reason = f"{worth}: a stored patch for {'another' if worth == 'near' else 'this'} left context"
         elif source.canonical and _is_stored(window, seat.chunk_id):
-            reason = f"{worth}: leads the prompt, as its stored copy does"
+            is_blind = worth == "blind"
+            reason = f"{worth}: " + (
+                "its stored copy alone" if is_blind else "leads the prompt, as its stored copy does"
+            )
         else:
             tier, reason = "none", _why(window, seat.chunk_id, recurring)
             reason += f"; the window holds its first {head} tokens" if head else ""

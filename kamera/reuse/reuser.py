@@ -19,7 +19,6 @@ from kamera.reuse.pieces import Pieces, pieces_of_ids, pieces_of_messages
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.seen import Seen
-from kamera.reuse.terms import strict
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, policy_of
 from kamera.window import (
@@ -190,9 +189,8 @@ class Reuser:
         order = (*window.slots[:equal_count], *pieces.chunks[equal_count:])
         peers = self._texts.texts_with_head(pieces.chunks)
         self._texts.add(pieces.chunks)
-        policy = strict(policy_in_force(window))
-        recurring = pieces.hit_ids if policy.moves else ()
-        plan = window.plan(Arrange(order, "repair", peers, archive=False, recurring=recurring), policy=policy)
+        recurring = pieces.hit_ids if policy_in_force(window).moves else ()
+        plan = window.plan(Arrange(order, "repair", peers, archive=False, recurring=recurring))
         return ReusePlan(self, window, plan, prefix, pieces)
 
     def _anchor(self, ids: torch.Tensor) -> Prompt:

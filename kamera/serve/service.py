@@ -46,7 +46,8 @@ class Service:
 
     ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
     bounds the sessions in memory. Requests for more than ``policy`` and ``mode`` serve are answered by a
-    pool of their own, which serves exact KV only, and takes half of the bytes. Over an ``engine`` no session
+    pool of their own, which serves exact KV only, and takes half of the bytes. ``reuse``,
+    ``min_tokens`` and ``max_sessions`` as of `SessionPool`. Over an ``engine`` no session
     is saved or seen, and of the model a `ServedModel` is enough.
     """
 
@@ -59,11 +60,14 @@ class Service:
         store: Path | None = None,
         max_bytes: int | str | None = None,
         engine: Completes | None = None,
+        reuse: bool = False,
+        min_tokens: int = 100,
+        max_sessions: int = 64,
     ) -> None:
         store = None if store is None else user_path(store)
         self.backbone, self.store = backbone.engine, store
         self._config = backbone.model.generation_config
-        policy = policy or default_policy(mode)
+        policy = policy or default_policy(mode, reuse)
         self._least: Guarantee = "survivor" if mode == "amortize" else policy.minimum
         self._conversations = Conversations(self.backbone.processor, most=self.backbone.limits.trained)
         self.calls = call_form(self.backbone)
@@ -87,6 +91,9 @@ class Service:
                 trace=None if engine else self.lives_of,
                 branches=self._branches,
                 engine=engine,
+                reuse=reuse and not name,
+                min_tokens=min_tokens,
+                max_sessions=max_sessions,
             )
             for name, chosen in policies.items()
         }

@@ -176,9 +176,7 @@ def prepare_window(
     if not isinstance(state.window, KameraWindow) or layout is None:
         return None
     messages = next_history.messages
-    prompt = prompt_of_messages(
-        anchors.conversations.render(messages, tools=manner.tools), next_history.known
-    )
+    prompt = prompt_of_messages(manner.render(anchors.conversations, messages), next_history.known)
     if anchor_ids(layout.prompt) != anchor_ids(prompt) or prefix_tokens(layout, prompt) == end_of(layout):
         return None
     window = anchors.fork(state.window, apart=True)

@@ -86,7 +86,7 @@ class ChatSession:
         if trace is not None:
             listener = Trace(trace, session=secrets.token_hex(4))
         manner = Manner(tools, mode, edit_policy, uncached, reuse, anticipates)
-        policy = default_policy(mode) if policy is None and engine is None else policy
+        policy = default_policy(mode, reuse) if policy is None and engine is None else policy
         anchors = anchors_over(engine, own, store, max_tokens=max_tokens, policy=policy, listener=listener)
         if uncached or reuse:
             refuse_over_engine(anchors, "uncached and reuse")

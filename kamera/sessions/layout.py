@@ -38,7 +38,7 @@ def question_ids(prompt: Rendered) -> torch.Tensor:
     return prompt.ids[question_start(prompt) :]
 
 
-def count_anchor_segments(prompt: Rendered) -> int:
+def count_system_segments(prompt: Rendered) -> int:
     """Leading segments, before the question, that are the template's own or a system message's text."""
     count, stop = 0, question_start(prompt)
     for segment in prompt.segments:
@@ -47,6 +47,19 @@ def count_anchor_segments(prompt: Rendered) -> int:
             break
         count += 1
     return count
+
+
+def count_anchor_segments(prompt: Rendered) -> int:
+    """Those of them that are the anchor: all, or those in front of the first text if not `anchored`."""
+    count, texts = count_system_segments(prompt), {start for start, _ in prompt.texts}
+    if prompt.anchored:
+        return count
+    return next((i for i, segment in enumerate(prompt.segments[:count]) if segment.start in texts), count)
+
+
+def system_ids(prompt: Rendered) -> tuple[str, ...]:
+    """Ids of the segments of the system prompt."""
+    return prompt.segment_ids()[: count_system_segments(prompt)]
 
 
 def anchor_tokens(prompt: Rendered) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Literal
 from kamera.content import Rendered, common_prefix
 from kamera.edits import difference
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.layout import Layout, anchor_ids, count_anchor_segments
+from kamera.sessions.layout import Layout, count_anchor_segments, system_ids
 from kamera.sessions.modes import OF_THE_PROMPT, laxest_treatment, worth_to_others
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, policy_in_force
@@ -71,7 +71,7 @@ def best_match(
     least, tainted = max(min_tokens, 1), 0
     best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved_tokens=-1))
     for name, session in sessions.items():
-        if anchor_ids(session.layout.prompt) != anchor_ids(prompt):
+        if system_ids(session.layout.prompt) != system_ids(prompt):
             continue
         cut_prompt = prompt.cut_as(session.layout.prompt)
         prefix, size = _prefix(session.layout, cut_prompt)
@@ -136,6 +136,8 @@ class Entry:
     bytes: int = 0
     tails: frozenset[str] = frozenset()
     has_client_id: bool = False
+    how: str = "opened"
+    """How its last request found it, as `PoolMetrics` calls that."""
 
 
 Entries = OrderedDict[tuple[str, str], Entry]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from kamera.sessions.turn import TurnReport
+from kamera.sessions.turn import Turn, TurnReport
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,20 @@ def turn_counts(report: TurnReport) -> dict[str, int]:
         "anticipated": bool(report.anticipated),
         "misjudged": report.anticipated == 0,
     }
+
+
+def turn_line(name: str, how: str, turn: Turn) -> str:
+    """A line of a log: how the session ``name`` was matched, and what of the prompt was at hand, and why not.
+
+    No content is in it.
+    """
+    report, (prompt, cached, _) = turn.report, turn.usage
+    found, missed = Counter[str](), Counter[str]()
+    for one in report.admissions:
+        if one.tier == "none":
+            missed[one.reason.partition(";")[0]] += one.tokens - one.head
+        else:
+            found[one.tier] += one.tokens
+    served = [f"{tokens} {tier}" for tier, tokens in found.most_common()] or [report.guarantee]
+    line = f"session {name} {how}: {cached} of {prompt} tokens at hand ({', '.join(served)})"
+    return line + "".join(f"; {tokens} prefilled: {reason}" for reason, tokens in missed.most_common())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from kamera.content import Message, tool_schema
+from kamera.content import Conversations, Message, Rendered, tool_schema
 from kamera.edits import EditPolicy, Mode, apply_policy
 from kamera.edits import check_policy as check_edit_policy
 from kamera.errors import quote
@@ -48,6 +48,10 @@ class Manner:
         """The digest of the tools."""
         return tools_digest(self.tools)
 
+    def render(self, conversations: Conversations, history: Sequence[Message]) -> Rendered:
+        """The prompt of a history. Raises the errors of `Conversations.render`."""
+        return replace(conversations.render(history, tools=self.tools), anchored=not self.reuse)
+
     def apply_policy(self, history: Sequence[Message], turn: int) -> list[Message]:
         """The history after the edit policy. Raises EditPolicyFailed."""
         return [*(history if self.edit_policy is None else apply_policy(self.edit_policy, history, turn))]
@@ -59,14 +63,16 @@ def tools_digest(tools: Sequence[Any] | None) -> str:
     return digest("kamera.pool.tools.v1", json.dumps(schemas, default=repr))
 
 
-def default_policy(mode: SessionMode) -> ReusePolicy:
-    """The policy of a session that was given none: exact, unless its ``mode`` asks for other KV.
+def default_policy(mode: SessionMode, reuse: bool = False) -> ReusePolicy:
+    """The policy of a session that was given none: exact, unless its ``mode`` or ``reuse`` asks for more.
 
-    What "amortize" keeps remembers all that has left, however much that is.
+    What "amortize" keeps remembers all that has left, however much that is. Content that came before is
+    served down to survivors; a patch of other antecedents, or none, only where a policy says so.
     """
-    if mode == "amortize":
-        return ReusePolicy(max_departed=1.0)
-    return ReusePolicy() if mode == "repair" else ReusePolicy.exact()
+    if mode == "forget" or (mode == "auto" and not reuse):
+        return ReusePolicy.exact()
+    departed = 1.0 if mode == "amortize" else ReusePolicy.max_departed
+    return ReusePolicy(minimum="survivor" if reuse else ReusePolicy.minimum, max_departed=departed)
 
 
 def mode_of(on_leave: OnLeave) -> Applied:

@@ -12,7 +12,7 @@ from kamera.errors import PolicyRefused
 from kamera.forks import lazy
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Run, count_anchor_segments, question_start, runs_in_prompt
-from kamera.trust import GUARANTEES, OnLeave, ReusePolicy, at_least, weakest
+from kamera.trust import GUARANTEES, OnLeave, at_least, weakest
 from kamera.window import (
     GLUE,
     Arrange,
@@ -173,11 +173,10 @@ def cheapest(
     window: KameraWindow,
     treatments: Sequence[OnLeave],
     orders: Orders,
-    policy: ReusePolicy,
 ) -> Choice:
     """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits.
 
-    ``policy`` is that of the plans. Equal costs go to the better guarantee, then to "repair", whose chunks
+    Equal costs go to the better guarantee, then to "repair", whose chunks
     are finer than those of "exact". Where chunks are appended only, no treatment applies, and one plan is
     made. Raises PolicyRefused if no treatment can be carried out.
     """
@@ -187,7 +186,7 @@ def cheapest(
         order = orders.under(on_leave)
         try:
             request = Arrange(order.items, on_leave, archive=False, recurring=order.recurring)
-            plan = window.plan(request, policy=policy)
+            plan = window.plan(request)
         except PolicyRefused as error:
             refusal = error
             continue

@@ -19,7 +19,7 @@ from kamera.forks import lazy
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import whole_history
-from kamera.sessions.layout import anchor_ids
+from kamera.sessions.layout import system_ids
 from kamera.sessions.modes import Manner
 from kamera.sessions.tool_calls import CallForm
 from kamera.store import ChunkStore
@@ -97,7 +97,7 @@ class Incoming:
             return None
         try:
             shaped_history = self.manner.apply_policy(self.full_history, 0)
-            return self.anchors.conversations.render(shaped_history, tools=self.manner.tools)
+            return self.manner.render(self.anchors.conversations, shaped_history)
         except WindowFull:
             if self.manner.uncached or self.manner.edit_policy is not None:
                 return None
@@ -112,7 +112,7 @@ class Incoming:
             return frozenset()
         owner = (self.tenant, self.manner.kind, self.hint)
         return tails_of(
-            owner, anchor_ids(self.prompt), self.full_history, self.anchors.calls, self.manner.tools
+            owner, system_ids(self.prompt), self.full_history, self.anchors.calls, self.manner.tools
         )
 
 

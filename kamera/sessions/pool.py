@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,9 @@ from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
 from kamera.sessions.grammar import Grammar
-from kamera.sessions.layout import anchor_ids
+from kamera.sessions.layout import system_ids
 from kamera.sessions.match import Entries, Entry, Match, best_match, candidates, evict_sessions
-from kamera.sessions.metrics import PoolMetrics, turn_counts
+from kamera.sessions.metrics import PoolMetrics, turn_counts, turn_line
 from kamera.sessions.modes import Manner, SessionMode, default_policy
 from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
 from kamera.sessions.sampling import refuse_own_options
@@ -36,6 +37,8 @@ from kamera.sessions.trail import KEPT
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.store import ChunkStore, check_store, parse_size
 from kamera.trust import ReusePolicy, check_policy
+
+logger = logging.getLogger("kamera.sessions")
 
 
 class SessionPool:
@@ -111,7 +114,7 @@ class SessionPool:
         self.anticipates = anticipates
         self._store = store
         self._manner = Manner(None, mode, edit_policy, uncached, reuse)
-        policy = default_policy(mode) if policy is None and engine is None else policy
+        policy = default_policy(mode, reuse) if policy is None and engine is None else policy
         self._traces, self._branches, self._engine = trace, {} if branches is None else branches, engine
         options = {"max_tokens": max_tokens, "policy": policy, "prompt_limit": SYSTEM_PROMPTS}
         if self.max_bytes is not None:
@@ -184,7 +187,10 @@ class SessionPool:
                 if not entry.session.state.changes:
                     self._entries.pop((incoming.tenant, name), None)  # it was opened for this request
             raise
+        how = entry.how  # of this request: from the next line on another may take the session
         self._end_reservation((incoming.tenant, name), entry, turn, incoming.hint)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(turn_line(name, how, turn))
         return replace(turn, session_id=name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
@@ -324,7 +330,7 @@ class SessionPool:
         tenant, session_id = incoming.tenant, incoming.session_id
         _ = incoming.manner.kind  # tools without a digest are refused before anything is reserved
         prompt, tails = incoming.prompt, incoming.tails  # made before the lock is held
-        if incoming.full_history is not None:
+        if incoming.full_history is not None and not incoming.manner.reuse:
             self._clocks.note_system_prompt(tenant, incoming.full_history)
         id_and_session = self._resume(incoming)
         with self._lock:
@@ -341,10 +347,10 @@ class SessionPool:
                     raise UnknownSession(
                         f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
                     )
-            matched_id = session_id
+            matched_id, how = session_id, "opened" if entry is None else "by_id"
             if entry is None and prompt is not None:
                 match = self._match(incoming, prompt, tails)
-                matched_id = match.name
+                matched_id, how = match.name, match.how or "opened"
                 entry = None if matched_id is None else self._entries[tenant, matched_id]
             name = session_id or matched_id or secrets.token_hex(8)
             if entry is None or entry.busy or name != matched_id:  # another session answers
@@ -356,7 +362,7 @@ class SessionPool:
                 self._counts[tenant, "opened"] += entry is None
                 session = open_session(incoming.anchors, incoming.manner, state)
                 entry = self._entries[tenant, name] = Entry(session)
-            entry.busy, entry.session.manner = True, incoming.manner
+            entry.busy, entry.session.manner, entry.how = True, incoming.manner, how
             entry.has_client_id = entry.has_client_id or session_id is not None
             return name, entry
 
@@ -419,7 +425,7 @@ class SessionPool:
     def _end_reservation(self, key: tuple[str, str], entry: Entry, turn: Turn | None, hint: str) -> None:
         """End the reservation of a session that has answered, or changed."""
         state, manner, anchors = entry.session.state, entry.session.manner, self._anchors_of(key[0])
-        anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
+        anchor = () if state.layout is None else system_ids(state.layout.prompt)
         tails = tails_of((key[0], manner.kind, hint), anchor, state.messages, anchors.calls, manner.tools)
         try:
             entry.bytes = 0 if self.max_bytes is None else anchors.memory(state.window).total

@@ -22,7 +22,7 @@ from kamera.errors import (
     UnsupportedBackbone,
     WindowFull,
 )
-from kamera.reuse import Admission, Recut, admissions_after_run, admissions_of, discovery_of, recut, strict
+from kamera.reuse import Admission, Recut, admissions_after_run, admissions_of, discovery_of, recut
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.branches import History
 from kamera.sessions.engine_turns import EngineAnchors, engine_messages, show_by_engine
@@ -122,7 +122,7 @@ def show(
     Raises the errors of `Conversations.render` and of the window.
     """
     start_time = time.perf_counter()
-    prompt = anchors.conversations.render(messages, tools=manner.tools)
+    prompt = manner.render(anchors.conversations, messages)
     if not isinstance(anchors, EngineAnchors):
         _check_length(anchors, prompt)
     start, anticipated = old.start_of(prompt)
@@ -270,8 +270,7 @@ def choose_treatment(
     With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
     their inside. Raises WindowFull and PolicyRefused.
     """
-    served_policy = policy_in_force(window)
-    policy = strict(served_policy) if reuse else served_policy
+    policy = policy_in_force(window)
     recut_prompt = _cut_anew(anchors, prompt, layout) if reuse and policy.moves else None
     prompt = prompt if recut_prompt is None else recut_prompt.rendered
     if layout is not None:
@@ -279,8 +278,8 @@ def choose_treatment(
     repeats = () if recut_prompt is None else recut_prompt.again
     keeps_apart = stands_apart(window, reuse)
     orders = Orders(anchors, prompt, layout, window.slots, repeats, keeps_apart)
-    treatments = choices(modes, served_policy.minimum, reuse)
-    return cheapest(window, treatments, orders, policy), recut_prompt
+    treatments = choices(modes, policy.minimum, reuse)
+    return cheapest(window, treatments, orders), recut_prompt
 
 
 def stands_apart(window: KameraWindow, reuse: bool) -> bool:

@@ -145,13 +145,17 @@ def test_a_tokenizer_that_changed_is_a_miss():
     assert {a.reason for a in plan.admissions} == {"no copy is stored"}
 
 
-@pytest.mark.parametrize("minimum", ["near", "blind"])
-def test_nothing_stored_for_another_left_context_is_served(minimum):
+@pytest.mark.parametrize("minimum", ["patched", "orbit", "near", "blind"])
+def test_what_is_stored_for_another_left_context_is_served_only_where_a_policy_says_so(minimum):
     backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
     a, b, c, d, question = parts()
     reuser(backbone, store).prepare(prompt(a, b, c, question)).run()
     asked = prompt(d, b, c, question)
     done = reuser(backbone, store, replace(FULL, minimum=minimum, max_divergence=1.0)).prepare(asked).run()
+    if minimum in ("near", "blind"):
+        assert tiers(done)[-2:] == ["near", "near"] == [slot.guarantee for slot in done.window.slots][-2:]
+        assert "another left context" in done.admissions[-1].reason
+        return
     assert [x.tier for x in done.admissions] == ["none"] * 3
     assert "stored, but not for this left context" in done.admissions[1].reason
     assert {slot.guarantee for slot in done.window.slots} == {"exact"}

@@ -77,9 +77,10 @@ def serving(
     at_once: int = 16,
     names: tuple[str, ...] = ("testbed",),
     limits: Limits | None = None,
+    **options: Any,
 ) -> Iterator[Served]:
     """A server, by default of the shipped backbone, under exact reuse and without keys."""
-    service = Service(model or backbone(), policy or ReusePolicy.exact(), mode=mode, store=store)
+    service = Service(model or backbone(), policy or ReusePolicy.exact(), mode=mode, store=store, **options)
     front, sock = (
         Front(service, Keys(keys), names, waiting=waiting, at_once=at_once, limits=limits),
         bind_socket("127.0.0.1", 0),

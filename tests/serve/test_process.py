@@ -103,6 +103,7 @@ def test_a_killed_server_loses_no_answer_but_the_last(tmp_path: Path):
         (["--host", "0.0.0.0"], "--keys"),
         (["--max-bytes", "many"], "no|size"),
         (["--mode", "wild"], "wild"),
+        (["--engine", "http://localhost:1", "--reuse"], "--reuse"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(capfd, options, says):
@@ -140,3 +141,15 @@ def test_a_request_may_ask_for_more_than_the_server_serves_by_itself():
             assert answer["choices"][0]["message"]["content"] == answer["plain"]
         counts = dict(line.split() for line in httpx.get(served.url + "/metrics").text.splitlines())
         assert int(counts["kamera_by_owner"]) == 2 and int(counts["kamera_requests"]) == 8
+
+
+def test_a_server_finds_what_other_conversations_had_behind_headers_of_their_own():
+    rules = " ".join(f"tag {i} is read by camera {i % 7};" for i in range(40))
+    with serving(policy=ReusePolicy("near", max_divergence=1.0), reuse=True) as served:
+        ran = []
+        for name in ("ann", "bob", "cyd"):
+            head = {"role": "system", "content": f"You are {name}, an agent. {rules}"}
+            usage = asked(served.url, [head, user("value of tag 3?")], temperature=0)["usage"]
+            ran.append(1 - usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
+            served.front.service._pools[""].flush()
+    assert ran[0] > 0.95 and ran[2] <= 0.2
