@@ -12,7 +12,6 @@ import io
 from PIL import Image
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.window import search
 
 
 def film() -> list[Image.Image]:
@@ -42,7 +41,7 @@ def main() -> None:
     window = KameraWindow(backbone, ChunkStore.open(args.store), system, policy=policy)
     seen = [window.append(frame).slot.chunk_id for frame in frames]
     window.slide(len(frames))  # empties the window
-    for hit in search(window, again, k=3):
+    for hit in window.search(again, k=3):
         print(f"frame {seen.index(hit.chunk_id)} looks like it: {hit.score:.3f}")
     report = window.recall(like=again)
     print(f"recalled frame {seen.index(report.slot.chunk_id)}: {report.vision_encodes} vision encode")

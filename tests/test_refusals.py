@@ -18,7 +18,6 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import QUOTED, first_line, quote
 from kamera.reuse import Reuser
 from kamera.sessions import SessionPool
-from kamera.window import search
 from tests.content.templates import TALK
 from tests.sessions.rig import EXACT, seeing, session, speaking
 
@@ -76,8 +75,8 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "recall": lambda v: window().recall(v),
     "recall like": lambda v: window().recall(like=v),
     "recall score": lambda v: window().recall(like="x", min_score=v),
-    "search": lambda v: search(window(), v),
-    "search k": lambda v: search(window(), "x", k=v),
+    "search": lambda v: window().search(v),
+    "search k": lambda v: window().search("x", k=v),
     "generate": lambda v: window().generate("x", max_new_tokens=v),
     "generate option": lambda v: window().generate("x", option=v),
     "question": lambda v: window().next_token_logits({"role": v, "content": "x"}),

@@ -17,7 +17,6 @@ from kamera.window.functions import (
     next_token_logits_of,
     policy_in_force,
     respond,
-    search,
     sequence_of,
     shown_spans,
 )
@@ -76,7 +75,6 @@ __all__ = [
     "read_trace",
     "refuse_malformed",
     "respond",
-    "search",
     "sequence_of",
     "shown_spans",
 ]

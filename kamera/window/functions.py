@@ -9,17 +9,15 @@ from typing import Any
 
 import torch
 
-from kamera.content import Chunk, Content, Encoded
+from kamera.content import Encoded
 from kamera.engines import Recipe
 from kamera.errors import quote
 from kamera.ops import CodedKV, kv_copy, kv_slice
 from kamera.patches import Copy, Facts, Former, form_orbit, later_of
-from kamera.store import Hit
 from kamera.trust import ReusePolicy
 from kamera.window.asking import Inquiry, Question, Response, TokenSequence, sequence_behind
 from kamera.window.contents import one_at_a_time
 from kamera.window.engine_window import EngineWindow
-from kamera.window.lookalikes import candidates
 from kamera.window.recipe import recipe_of, store_state
 from kamera.window.report import SlotReport, Tally
 from kamera.window.requests import Request
@@ -94,13 +92,6 @@ def keep_first(window: KameraWindow, count: int) -> None:
     seats = Seats(state.seats.seats[:count], state.seats.frame)
     tensors = {seat.number: state.tensors[seat.number] for seat in seats.seats}
     window._state, window._plans = WindowState(seats, tensors), ()
-
-
-@one_at_a_time
-def search(window: KameraWindow, like: Content | Chunk, k: int = 5) -> list[Hit]:
-    """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
-    window._check_backbone()
-    return candidates(window._stage.former, like, k)
 
 
 @one_at_a_time

@@ -93,7 +93,7 @@ class Names:
         """
         chunks_by_id = {chunk.id: chunk for chunk in chunks}
 
-        def chunk_of(newcomer: Newcomer) -> Chunk:
+        def given_chunk(newcomer: Newcomer) -> Chunk:
             if newcomer.chunk_id not in chunks_by_id:
                 raise UnknownChunk(
                     f"the plan brings chunk {newcomer.chunk_id[:12]}, which this window was not given: "
@@ -103,7 +103,7 @@ class Names:
 
         match request:
             case Append(content=Newcomer() as newcomer):
-                return self.name_request(dataclasses.replace(request, content=chunk_of(newcomer)))
+                return self.name_request(dataclasses.replace(request, content=given_chunk(newcomer)))
             case Recall(chunk=Newcomer() as newcomer):
                 return self.name_request(dataclasses.replace(request, chunk=newcomer.chunk_id))
             case Arrange(order):
@@ -111,7 +111,9 @@ class Names:
                 items = list[Slot | Chunk]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
-                    items.append(slots[self._state.index(item)] if isinstance(item, int) else chunk_of(item))
+                    items.append(
+                        slots[self._state.index(item)] if isinstance(item, int) else given_chunk(item)
+                    )
                 return self.name_request(dataclasses.replace(request, order=items, among=chunks))
             case _:
                 return self.name_request(request)
@@ -121,7 +123,7 @@ class Names:
     def _append(self, request: Append) -> NamedRequest:
         if request.archive not in ("now", "later", None):
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
-        chunk = self._chunk(request.content)
+        chunk = self.chunk_of(request.content)
         heads = () if chunk.inputs else head_at(chunk, self._state, len(self._state.facts))
         come = _Arrival(chunk, self._former.find(chunk) or self._facts_here(chunk.id), heads)
         return _name(dataclasses.replace(request, content=come.newcomer), [come])
@@ -159,6 +161,7 @@ class Names:
         change = next((i for i in range(len(request.order)) if old_indices.get(i) != i), len(request.order))
         gaps = Gaps(self._state, list(old_indices.values())) if request.on_leave == "keep" else None
         arrivals: dict[str, _Arrival] = {}
+        stored: dict[str, Facts] = {}
         items: list[int | Newcomer] = []
         for i, item in enumerate(request.order):
             if i in old_indices:
@@ -166,7 +169,12 @@ class Names:
                 if gaps is not None:
                     gaps.advance()
                 continue
-            chunk = self._chunk(item)
+            if isinstance(item, Recall):
+                coming = self._recall(item.chunk, False).coming
+                stored |= coming
+                items += [Newcomer(name, facts.length) for name, facts in coming.items()]
+                continue
+            chunk = self.chunk_of(item)
             newcomer = Newcomer(chunk.id, chunk.num_tokens)
             if chunk.id not in arrivals:
                 same = head_at(chunk, self._state, i) if i == change and not chunk.inputs else ()
@@ -177,12 +185,14 @@ class Names:
             takes = () if gaps is None else gaps.takes(chunk)
             items.append(dataclasses.replace(newcomer, takes=takes) if takes else newcomer)
         request = dataclasses.replace(request, order=tuple(items), among=())
-        return _name(request, list(arrivals.values()))
+        named = _name(request, list(arrivals.values()))
+        return dataclasses.replace(named, coming={**stored, **named.coming})
 
     def _facts_here(self, chunk_id: str) -> Facts | None:
         return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
 
-    def _chunk(self, content: Any) -> Chunk:
+    def chunk_of(self, content: Any) -> Chunk:
+        """The chunk of a content; raises IncompatibleChunk for another backbone's."""
         chunk = content if isinstance(content, Chunk) else self._former.backbone.chunk(content)
         own = self._former.context.fingerprint
         if chunk.fingerprint != own:

@@ -85,13 +85,13 @@ class Reorder:
 class Arrange:
     """Make the window hold these slots of its own and these new chunks, in this order.
 
-    Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
-    ``on_leave`` "keep" keeps the KV of the chunks that stay, re-rotated to its new place: they are survivors,
-    or ``near`` behind a new chunk that they never attended to. "repair" and "exact" are those of
-    `ReusePolicy.on_leave`; a window with a minimum of "exact" always prefills them. Chunks are encoded once;
-    a text that begins as one of the window, or as a stored one ``among`` others, is prefilled from where they
-    differ. Raises WindowFull, and the errors of `KameraWindow.append`. ``order`` names slots by themselves,
-    or when it is planned by index.
+    A `Recall` names a stored chunk by its id. Slots that are not named leave. Chunks in front of the first
+    change stay as they are. Behind it, ``on_leave`` "keep" keeps the KV of the chunks that stay, re-rotated
+    to its new place: they are survivors, or ``near`` behind a new chunk that they never attended to. "repair"
+    and "exact" are those of `ReusePolicy.on_leave`; a window with a minimum of "exact" always prefills them.
+    Chunks are encoded once; a text that begins as one of the window, or as a stored one ``among`` others, is
+    prefilled from where they differ. Raises WindowFull, and the errors of `KameraWindow.append`. ``order``
+    names slots by themselves, or when it is planned by index.
 
     ``archive=False`` is for the segments of a conversation, which nobody recalls by their ids: what leaves is
     not archived, and texts of fewer than `GLUE` tokens are glue: prefilled with their neighbours, and nothing
@@ -101,10 +101,10 @@ class Arrange:
     the canonical of one that is prefilled here is made in the background, if the policy forms on a miss.
     """
 
-    order: Sequence[Slot | Content | Chunk] | tuple[int | Newcomer, ...]
+    order: Sequence[Slot | Content | Chunk | Recall] | tuple[int | Newcomer, ...]
     on_leave: OnLeave = "repair"
     among: Sequence[Chunk] = ()
-    operation: Literal["arrange", "insert", "replace"] = "arrange"
+    operation: Literal["arrange", "assemble", "insert", "replace"] = "arrange"
     archive: bool = True
     recurring: tuple[str, ...] = ()
 

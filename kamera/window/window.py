@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,25 +16,32 @@ import torch
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, HasEngine, engine_of
-from kamera.errors import WindowFull, quote
+from kamera.errors import PolicyRefused, WindowFull, quote
 from kamera.files import user_path
 from kamera.patches import MOST_NEIGHBOURS, Losses, form_orders, later_of, prefill_anchor
-from kamera.store import ChunkStore, check_store
+from kamera.store import ChunkStore, Hit, check_store
 from kamera.trust import ArchiveRule, OnLeave, ReusePolicy, policy_of
 from kamera.window import requests
 from kamera.window.anticipating import anticipate_by_itself, fits, prepare_departure
 from kamera.window.asking import Asker, Inquiry, Question
 from kamera.window.audit import queue_audits, slots_to_audit
 from kamera.window.contents import Contents, one_at_a_time
-from kamera.window.lookalikes import check_cosine, most_alike
+from kamera.window.lookalikes import candidates, check_cosine, most_alike, whole_chunk_id
 from kamera.window.naming import NamedRequest
 from kamera.window.persist import load_window, save_window
+from kamera.window.placement import (
+    Placing,
+    Price,
+    cheapest_order,
+    check_placing,
+    fitting,
+)
 from kamera.window.report import Report, SlotReport, Tally
 from kamera.window.requests import MIN_SCORE, Append, Lookalike, Recall, Request, Without
 from kamera.window.run import Done, carry_out
 from kamera.window.stage import stage_of
 from kamera.window.state import Slot, WindowState
-from kamera.window.steps import Plan
+from kamera.window.steps import Cost, Plan
 
 Ids = torch.Tensor | Sequence[int]
 """Token ids ``[tokens]``."""
@@ -168,6 +177,63 @@ class KameraWindow(Contents):
         index, slots = self._state.index(slot), self.slots
         order = [*slots[:index], content, *slots[index + 1 :]]
         return self._answer(requests.Arrange(order, on_leave, operation="replace"))[0]
+
+    @one_at_a_time
+    def assemble(
+        self,
+        chunks: Sequence[Slot | Content | Chunk | str],
+        max_tokens: int | None = None,
+        order: Placing = "free",
+    ) -> Report:
+        """Make the window hold these chunks, in the order in which the least runs (paper, appendix E).
+
+        ``chunks`` are slots, contents, chunks, or ids of stored chunks (a text is a content list). One that
+        stands in the window keeps its KV where it can; slots that are not named leave. Chunks are treated as
+        in `Arrange` under "repair", with its errors. ``max_tokens`` bounds anchor and chunks beside the
+        window's own bound: each chunk stands, as given, that fits beside those before it, and a note names
+        the others; WindowFull if none fits. ``order`` "free": the fewest tokens run, then the fewest
+        forwards, of equal ones the order given; all orders of four chunks are priced, of more the most
+        promising, and none that is dearer than the given one is taken. "given" keeps that. Later work is not
+        counted.
+        """
+        check_placing(chunks, max_tokens, order)
+        items = [*{self._id_of(item): item for item in map(self._item, chunks)}.values()]
+        own, anchor = self._stage.max_tokens, self._former.anchor.length
+        bounds = [bound for bound in (own, max_tokens) if bound is not None]
+        chosen = fitting([self._length_of(item) for item in items], min(bounds) - anchor if bounds else None)
+        standing = [items[i] for i in chosen]
+        if order == "free":
+            standing = cheapest_order(standing, self._price)
+        out = [self._id_of(item)[:12] for i, item in enumerate(items) if i not in chosen]
+        if out:
+            self._notes.append(f"{len(out)} of {len(items)} chunks do not fit: {', '.join(out)}")
+        return self._answer(requests.Arrange(standing, operation="assemble"))[0]
+
+    @one_at_a_time
+    def dependents(self, slot: Slot | int) -> dict[Slot, Cost]:
+        """The slots that a chunk conditions, in order, and what each runs if it leaves and they are repaired.
+
+        Plans alone: nothing runs. The repair is that of `Arrange`, whatever this window does with chunks that
+        stay. Raises UnknownSlot.
+        """
+        index, slots = self._state.index(slot), self.slots
+        rest = [*slots[:index], *slots[index + 1 :]]
+        costs = [self.plan(requests.Arrange(rest[:count])).cost for count in range(index, len(slots))]
+        behind = zip(rest[index:], pairwise(costs), strict=True)
+        return {
+            one: Cost(more.forwards - less.forwards, more.tokens - less.tokens)
+            for one, (less, more) in behind
+            if slots[index].chunk_id in one.antecedents
+        }
+
+    @one_at_a_time
+    def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
+        """The ``k`` archived chunks that look most like a picture, best first: one vision encode, no forward.
+
+        No encode for a picture that is archived itself. Raises ValueError for content without a picture.
+        """
+        self._check_backbone()
+        return candidates(self._former, like, k)
 
     @one_at_a_time
     def prepare_orders(self, slots: Sequence[Slot | int] | None = None) -> Report:
@@ -400,6 +466,31 @@ class KameraWindow(Contents):
         report = self._answer(request)[0]
         assert isinstance(report, SlotReport), f"{report.operation} concerns a slot"
         return report
+
+    def _item(self, given: Slot | Content | Chunk | str) -> Slot | Chunk | Recall:
+        """A chunk of `assemble` as `Arrange` takes it; one that stands in the window is its slot."""
+        if isinstance(given, Slot):
+            return self.slots[self._state.index(given)]
+        item = Recall(given) if isinstance(given, str) else self._names().chunk_of(given)
+        chunk_id = self._id_of(item)
+        return next((slot for slot in self.slots if slot.chunk_id == chunk_id), item)
+
+    def _id_of(self, item: Slot | Chunk | Recall) -> str:
+        chunk: Any = item.chunk if isinstance(item, Recall) else item
+        return whole_chunk_id(self._former, self._state.seats.chunk_ids, chunk)
+
+    def _length_of(self, item: Slot | Chunk | Recall) -> int:
+        if isinstance(item, Recall):
+            return self._former.facts_of(self._id_of(item)).length
+        return item.length if isinstance(item, Slot) else item.num_tokens
+
+    def _price(self, items: Sequence[Any]) -> Price:
+        """What a plan of these chunks in this order runs; infinite where the policy refuses it."""
+        try:
+            cost = self.plan(requests.Arrange(items)).cost
+        except PolicyRefused:
+            return math.inf, math.inf
+        return cost.tokens, cost.forwards
 
     def _asker(self) -> Asker:
         return Asker(self._stage, self._state)

@@ -15,7 +15,6 @@ from PIL import Image
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import UnreadableMedia
 from kamera.reuse import Reuser
-from kamera.window import search
 from tests.content.templates import picture
 from tests.sessions.rig import EXACT, seeing, session
 
@@ -67,7 +66,7 @@ def test_a_pipe_is_never_waited_for(tmp_path):
 )
 def test_a_string_that_looks_like_a_picture_is_never_text(name, says):
     held = window()
-    for take in (held.append, lambda given: held.insert(0, given), lambda given: search(held, given)):
+    for take in (held.append, lambda given: held.insert(0, given), held.search):
         with pytest.raises(UnreadableMedia, match=says.replace("\\", ".")) as caught:
             take(name)
         assert "\n" not in str(caught.value)
@@ -107,7 +106,7 @@ def test_a_window_takes_a_picture_in_every_form(form):
     assert held.append(given).slot.chunk_id == wanted
     held.evict(0)
     assert held.recall(like=given).slot.chunk_id == wanted
-    assert search(held, given)[0].chunk_id == wanted
+    assert held.search(given)[0].chunk_id == wanted
 
 
 @pytest.mark.few(2)

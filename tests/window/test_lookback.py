@@ -12,7 +12,7 @@ from PIL import Image
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import UnknownChunk
-from kamera.window import former_of, search
+from kamera.window import former_of
 from tests.models import processors, samples, tiny
 from tests.window.rig import Snapshot, inventory, make, pictures, watching
 
@@ -40,7 +40,7 @@ def test_every_family_has_embeddings_of_its_picture_tokens(family):
         assert held is not None and held == pytest.approx(features(backbone, chunk).numpy(), abs=1e-3)
     # the picture finds itself, from the store, without the vision tower
     with watching(backbone) as seen:
-        best = search(window, chunks[1], k=3)[0]
+        best = window.search(chunks[1], k=3)[0]
     assert best.chunk_id == chunks[1].id and best.score > 0.999 and seen.encodes == seen.forwards == 0
 
 
@@ -105,8 +105,8 @@ def test_recall_like_a_picture_equals_recall_by_id(watched):
         (lambda w: w.recall(), ValueError, "one of the two"),
         (lambda w: w.recall("ab", like=painted(1)), ValueError, "one of the two"),
         (lambda w: w.recall(like="the desk"), ValueError, "no picture"),
-        (lambda w: search(w, "the desk"), ValueError, "no picture"),
-        (lambda w: search(w, painted(1), 0), ValueError, "k 0"),
+        (lambda w: w.search("the desk"), ValueError, "no picture"),
+        (lambda w: w.search(painted(1), 0), ValueError, "k 0"),
     ],
 )
 def test_refusals_say_why_and_leave_the_window_as_it_was(watched, ask, error, message):

@@ -78,6 +78,7 @@ class Plain(Http):
         return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["directory", "Valkey"])
 def test_a_client_that_sends_no_recipe_is_served_what_is_recognised(tmp_path, where):
     opened: Any = nullcontext()

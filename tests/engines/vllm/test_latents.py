@@ -57,6 +57,7 @@ def test_full_rank_patches_of_latents_give_the_engines_own_answers(bed):
     assert max(apart(cold, served) for _, cold, served, _ in found) <= 5e-5  # see docs/vllm.md
 
 
+@pytest.mark.slow
 def test_default_patches_of_latents_answer_as_the_library_and_blind_reuse_does_not(bed):
     found = list(outcomes(bed, range(100, 108), DEFAULT, 4))
     same = [served.outputs[0].text == library for _, _, served, library in found]

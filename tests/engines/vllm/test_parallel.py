@@ -44,6 +44,7 @@ def test_what_two_workers_computed_is_what_the_model_computes(bed):
     assert kv_distance(mine.kv, theirs.kv) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_window_answers_from_what_two_workers_have_stored(bed):
     done = [pictures.engine_session(bed, number) for number in range(600, 605)]
     assert all(one.origins == pictures.ORIGINS for one in done)
