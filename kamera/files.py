@@ -164,18 +164,20 @@ def publish_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     What a killed writer leaves behind is removed by the next one in its folder: a lock shows which writers
     are alive.
     """
-    with contextlib.ExitStack() as stack:
-        folder = os.open(path.parent, FOLDER)
-        stack.callback(os.close, folder)
-        _sweep(folder)
-        aside, descriptor = _claim(mode, folder)
-        stack.callback(_remove, aside, folder)
+    with Folder.at(path.parent) as folder, contextlib.ExitStack() as stack:
+        for name in folder.names():
+            if name.startswith(ASIDE):
+                with contextlib.suppress(OSError), folder.reading(name) as (descriptor, _):
+                    if try_lock(descriptor):
+                        folder.remove(name)
+        aside, descriptor = _claim(folder, mode)
+        stack.callback(folder.remove, aside)
         with open(descriptor, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.replace(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        os.fsync(folder)
+            folder.move(aside, folder, path.name)
+        folder.sync()
 
 
 @contextlib.contextmanager
@@ -187,19 +189,12 @@ def lock_path(path: Path, seconds: float = PATIENCE, flags: int = FOLDER) -> Ite
     with forks.open_lockable() as descriptors:
         descriptor = os.open(path, flags, 0o600)
         descriptors.add(descriptor)
-    with lock_descriptor(descriptor, path, seconds):
-        yield
-
-
-@contextlib.contextmanager
-def lock_descriptor(descriptor: int, where: Path, seconds: float = PATIENCE) -> Iterator[None]:
-    """As `lock_path`, of a descriptor of `forks.open_lockable`, which is closed afterwards."""
     try:
         deadline, pause = time.monotonic() + seconds, 0.0005
         while not try_lock(descriptor):
             if time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"{where} has been locked for {seconds:g} s by {holder(descriptor)}: end that"
+                    f"{path} has been locked for {seconds:g} s by {_holder(descriptor)}: end that"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -221,7 +216,7 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def holder(descriptor: int) -> str:
+def _holder(descriptor: int) -> str:
     """The holder of the lock on the file of ``descriptor``, as text, as far as the system tells."""
     inode = str(os.fstat(descriptor).st_ino)
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
@@ -232,38 +227,16 @@ def holder(descriptor: int) -> str:
     return "another process"
 
 
-def _claim(mode: int, folder: int) -> tuple[str, int]:
+def _claim(folder: Folder, mode: int) -> tuple[str, int]:
     """Name and descriptor of a new file, locked."""
     while True:
         name, flags = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}", os.O_RDWR | os.O_CREAT | os.O_EXCL
-        descriptor = os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=folder)
+        descriptor = os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=folder.descriptor)
         try:
             if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
                 return name, descriptor
         except BaseException:  # such as a file system without locks
             os.close(descriptor)
-            _remove(name, folder)
+            folder.remove(name)
             raise
         os.close(descriptor)  # another sweeps it, that came before it was locked
-
-
-def _sweep(folder: int) -> None:
-    """Remove files whose writers died: those that no process holds locked."""
-    directory = os.open(".", FOLDER, dir_fd=folder)  # of its own: listing moves its position
-    try:
-        names = [name for name in os.listdir(directory) if name.startswith(ASIDE)]
-    finally:
-        os.close(directory)
-    for name in names:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(name, _FILE, dir_fd=folder)
-            try:
-                if try_lock(descriptor):
-                    os.unlink(name, dir_fd=folder)
-            finally:
-                os.close(descriptor)
-
-
-def _remove(name: str, folder: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)

@@ -9,12 +9,11 @@ that only the parent has: the library's locks are `Lock`s, and its threads are b
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from kamera.errors import ForkedStore
 
@@ -25,6 +24,7 @@ _handlers: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakK
 # held over a fork, so that a child knows every open descriptor; reentrant, as a signal may come inside
 _opening = threading.RLock()
 _descriptors: set[int] = set()
+_of_parents: list[object] = []
 
 _LONGEST = 5.0  # seconds that a fork waits for threads inside `hold_off_forks`
 _gate = threading.Condition()
@@ -46,7 +46,7 @@ def make_unusable(owner: object, *names: str) -> None:
     """Replace these attributes of ``owner`` by `Gone`, which raises `ForkedStore` when it is used."""
     for name in names:
         # never finalised: SQLite must not close a connection in a process that did not open it
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name)))
+        _of_parents.append(getattr(owner, name))
         setattr(owner, name, Gone())
 
 
@@ -134,35 +134,16 @@ class Gone:
     def close(self) -> None:
         """Do nothing."""
 
-    def __getattr__(self, name: str) -> Any:
-        self._refuse()
-
-    def __call__(self, *args: object, **keywords: object) -> Any:
-        self._refuse()
-
-    def __iter__(self) -> Any:
-        self._refuse()
-
-    def __next__(self) -> Any:
-        self._refuse()
-
-    def __contains__(self, item: object) -> bool:
-        self._refuse()
-
-    def __getitem__(self, item: object) -> Any:
-        self._refuse()
-
-    def __enter__(self) -> Any:
-        self._refuse()
-
     def __exit__(self, *_: object) -> None:
         pass
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> Any:
         raise self._error or ForkedStore(
             f"this store was opened before process {os.getpid()} was forked from {os.getppid()}: open it "
             "again in here (ChunkStore.open)"
         )
+
+    __getattr__ = __call__ = __iter__ = __next__ = __contains__ = __getitem__ = __enter__ = _refuse
 
 
 @contextlib.contextmanager

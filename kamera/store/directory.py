@@ -220,8 +220,8 @@ class Directory:
             status = self._objects.status(file_of(name))
             return None if status is None else _stamp_of(status)
 
-    def read(self, name: str) -> tuple[Fetched, str] | None:
-        """The object ``name``, verified to the last byte, and its stamp; None if there is none.
+    def read(self, name: str, *, whole: bool = False) -> Fetched | None:
+        """The object ``name``, verified to the last byte; None if there is none. ``whole``: and its bytes.
 
         Anything else there goes to quarantine, and `CorruptChunk` is raised. Raises `StoreVersionError` and
         `WrongKey` as `Codec.read`: then it stays where it is.
@@ -231,18 +231,10 @@ class Directory:
                 return None
             stamp = _stamp_of(file.status)
             with self._quarantining(name, stamp):
-                return self.codec.read(file, name, self._where(name), self._readers), stamp
-
-    def read_file(self, name: str) -> tuple[Fetched, str, bytes] | None:
-        """As `read`, with the bytes of the file."""
-        with self._opened(name) as file:
-            if file is None:
-                return None
-            stamp = _stamp_of(file.status)
-            with self._quarantining(name, stamp):
-                data = read_bytes(file, 0, file.size)
-                source = BytesSource(data)
-                return self.codec.read(source, name, self._where(name), self._readers), stamp, data
+                data = read_bytes(file, 0, file.size) if whole else b""
+                source = BytesSource(data) if whole else file
+                found = self.codec.read(source, name, self._where(name), self._readers)
+                return found._replace(stamp=stamp, data=data)
 
     def load(self, name: str) -> bytes | None:
         """The bytes under ``name``, unverified; not counted as a use."""
@@ -334,6 +326,8 @@ class Directory:
                 self._objects.sync()
             if is_gone or stamp is None:
                 self.index.drop(name)
+            else:
+                self.index.correct([name])  # its row is of another file, or of none
             return is_gone
 
     def remove_leftovers(self) -> int:
@@ -590,13 +584,15 @@ class Directory:
 
     def _evict(self, most: int, new_name: str) -> int:
         """Remove objects until ``most`` bytes are left, if so many may leave; return the bytes left."""
-        rows = list(self.index.rows())
-        with self.pins.alone():
-            keep = self.pins.names_to_keep() | {new_name}
-            if self._cached:
-                keep |= {row.key for row in rows if row.sent != row.stamp}
-            for victim in leaving(rows, keep, most):
-                self.delete(victim.key, victim.stamp)
+        for _ in range(2):  # a row may turn out to be of another file than there is
+            rows = list(self.index.rows())
+            with self.pins.alone():
+                keep = self.pins.names_to_keep() | {new_name}
+                if self._cached:
+                    keep |= {row.key for row in rows if row.sent != row.stamp}
+                left = [row for row in leaving(rows, keep, most) if not self.delete(row.key, row.stamp)]
+            if not left:
+                break
         return self.index.bytes()
 
     def _refusal(self, verb: str, error: OSError) -> StoreError:

@@ -155,10 +155,12 @@ def hasher_of(name: str) -> Callable[[], Hasher]:
 
 
 class Fetched(NamedTuple):
-    """A verified object, and its description."""
+    """A verified object, its description, the stamp of its file ("" in a remote), and its bytes if wanted."""
 
     record: Record
     info: ObjectInfo
+    stamp: str = ""
+    data: bytes = b""
 
 
 @dataclass(frozen=True)

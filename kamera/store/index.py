@@ -156,8 +156,10 @@ class Index:
         self._db: Any = None  # the connection in use
         self._file: tuple[int, int] | None = None  # its file; None: it is in memory
         self._agrees = False  # its rows were compared with the files' names
+        self._doubts = 0
         self._again = float("inf") if read_only else 0.0  # time at which the file is tried again
         self._uses: dict[str, float] = {}
+        self._counting = threading.Lock()  # not the other one: a look-up waits for no rows
         self._lock = threading.RLock()
         self._is_closed = False
 
@@ -173,11 +175,22 @@ class Index:
 
     def doubt(self) -> None:
         """Have names of rows and files compared again before the next query: a change was interrupted."""
-        self._agrees = False
+        with self._lock:
+            self._doubts += 1
+            self._agrees = False
+
+    def correct(self, keys: Iterable[str]) -> None:
+        """Make the rows of ``keys`` anew from their files, some at a time."""
+        names = sorted(map(str, keys))
+        for start in range(0, len(names), _BATCH):
+            made = {name: self._files.peek(name) if is_key(name) else None for name in names[start:][:_BATCH]}
+            gone = [name for name, row in made.items() if row is None]
+            rows = [row for row in made.values() if row is not None]
+            self._run(lambda db, rows=rows, gone=gone: self._write(db, rows, gone), agree=False)
 
     def count_use(self, key: str) -> None:
         """Note a use of ``key``. Uses are kept in memory and written at intervals: a crash loses a few."""
-        with self._lock:
+        with self._counting:
             self._uses[key] = time.time()
             is_due = len(self._uses) >= _USES
         if is_due:
@@ -190,7 +203,7 @@ class Index:
 
     def rebuild(self) -> int:
         """Make all rows anew from the files' headers; return the number of rows."""
-        self._run(self._make_anew)
+        self.correct({*self._files.names(), *self.keys()})
         return int(self._ask("SELECT COUNT(*) FROM objects")[0][0])
 
     def erase_deleted(self) -> str | None:
@@ -230,8 +243,7 @@ class Index:
 
     def keys(self) -> set[str]:
         """The keys of all rows, not compared with the files."""
-        sql = "SELECT key FROM objects"
-        return {str(key) for (key,) in self._run(lambda db: db.execute(sql).fetchall(), agree=False)}
+        return self._run(_keys, agree=False)
 
     def iterate(self, tenant: str, selection: Selection = ALL) -> Iterator[ObjectInfo]:
         """Objects of a tenant, oldest first, read in pages."""
@@ -298,14 +310,14 @@ class Index:
     def _run(self, work: Callable[[Any], _T], *, agree: bool = True) -> _T:
         """What ``work`` makes of the connection, and again if the database fails under it."""
         while True:
+            agreed = self._make_agree() if agree and not self._agrees else self._db
             with self._lock, forks.hold_off_forks():
                 if self._is_closed:
                     raise StoreError(f"store {self.path.parent} is closed: open it again")
                 try:
                     db = self._connected()
-                    if agree and not self._agrees:
-                        self._make_agree(db)
-                    return work(db)
+                    if not agree or db is agreed:  # else it was replaced meanwhile
+                        return work(db)
                 except sqlite3.DatabaseError as error:
                     if self._again > time.monotonic():  # in memory
                         raise StoreError(
@@ -364,23 +376,14 @@ class Index:
             self._again = time.monotonic() + _RETRY_SECONDS
         self._disconnect()
 
-    def _make_agree(self, db: Any) -> None:
-        """Make the rows of files that have none, and remove those of no file."""
-        names = set(self._files.names())
-        self._correct(db, names ^ {str(key) for (key,) in db.execute("SELECT key FROM objects").fetchall()})
-        self._agrees = True
-
-    def _make_anew(self, db: Any) -> None:
-        self._correct(db, {*self._files.names(), *(key for (key,) in db.execute("SELECT key FROM objects"))})
-
-    def _correct(self, db: Any, keys: Iterable[str]) -> None:
-        """Make the rows of ``keys`` anew from their files, some at a time."""
-        names = sorted(map(str, keys))
-        for start in range(0, len(names), _BATCH):
-            batch = names[start : start + _BATCH]
-            made = {name: self._files.peek(name) if is_key(name) else None for name in batch}
-            gone = [name for name, row in made.items() if row is None]
-            self._write(db, [row for row in made.values() if row is not None], gone)
+    def _make_agree(self) -> Any:
+        """Make the rows of files that have none, remove those of no file; return the connection."""
+        doubts, names = self._doubts, set(self._files.names())
+        db, keys = self._run(lambda db: (db, _keys(db)), agree=False)
+        self.correct(names ^ keys)
+        with self._lock:
+            self._agrees = db is self._db and doubts == self._doubts
+        return db
 
     def _write(self, db: Any, rows: Sequence[Stamped], gone: Sequence[str] = ()) -> None:
         """Write rows, unless their files were replaced meanwhile: then that writer's follow."""
@@ -425,8 +428,8 @@ class Index:
         info, now = self._read(said, key), self._files.stamp(key)
         if info is not None and now == stamp:
             return info
+        self.correct([key])
         row = None if now is None else self._files.peek(key)
-        self._run(lambda db: self._write(db, [row] if row else [], [] if row else [key]), agree=False)
         return None if row is None else row[0]
 
     def _columns_of(self, context: Context) -> dict[str, str]:
@@ -435,11 +438,15 @@ class Index:
         return {name: self._codec.seal_id(text) for name, text in ids.items()}
 
     def _write_uses(self) -> None:
-        with self._lock:
+        with self._counting:
             uses, self._uses = self._uses, {}
         if uses and not self._read_only:
             rows = [(when, key) for key, when in uses.items()]
             self._run(lambda db: _change(db, "UPDATE objects SET used = ? WHERE key = ?", rows), agree=False)
+
+
+def _keys(db: Any) -> set[str]:
+    return {str(key) for (key,) in db.execute("SELECT key FROM objects").fetchall()}
 
 
 def _change(db: Any, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:

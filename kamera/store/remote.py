@@ -694,8 +694,8 @@ class Remote:
 
     # -- objects -------------------------------------------------------------------------------
 
-    def read(self, name: str) -> tuple[Fetched, bytes] | None:
-        """The object ``name``, verified, and its bytes; otherwise as `Directory.read`.
+    def read(self, name: str) -> Fetched | None:
+        """The object ``name``, verified, with its bytes; otherwise as `Directory.read`.
 
         Raises `ForeignKey` too, for a key that is no blob: then it stays where it is.
         """
@@ -715,7 +715,7 @@ class Remote:
             self._count("refused")
             raise
         self._count("hits")
-        return found, data
+        return found._replace(data=data)
 
     def names(self) -> list[str]:
         """The names of the objects, sorted."""

@@ -334,8 +334,8 @@ class Tiers:
         found = self.disk.read(name)
         if found is None:
             return None
-        self.memory.put(*found[0], found[1])
-        return found[0].record
+        self.memory.put(found.record, found.info, found.stamp)
+        return found.record
 
     def _is_kept(self, name: str) -> bool:
         # the remote is not asked: an object that it lists may still turn out damaged
@@ -363,11 +363,11 @@ class Tiers:
             return None
         if found is None:
             return None
-        (record, info), data = found
+        record = found.record
         if self.disk is None:
-            self.memory.put(record, info)
+            self.memory.put(record, found.info)
             return record
-        [result] = self.disk.put_many([PutOrder(name, record, False, file=(info, data))])
+        [result] = self.disk.put_many([PutOrder(name, record, False, file=(found.info, found.data))])
         if isinstance(result, Exception):  # such as no room: the object is served all the same
             logger.warning("%s is not cached: %s", name, result)
         elif result is not None:  # else an intact one stays there
@@ -443,14 +443,13 @@ class Tiers:
                 ):
                     self.memory.drop(name)
                 return
-            found = self.disk.read_file(name)  # verified, so that no damage travels
+            found = self.disk.read(name, whole=True)  # verified, so that no damage travels
             if found is None:
                 return
-            (_, info), stamp, data = found
-            if not self.remote.put(info, data):
-                self.disk.delete(name, stamp)  # the next look-up fetches the stronger one
+            if not self.remote.put(found.info, found.data):
+                self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
                 return
-            self.disk.index.note_sent(name, stamp)
+            self.disk.index.note_sent(name, found.stamp)
         self.disk.evict_over_limit()
 
 

@@ -71,16 +71,6 @@ def test_what_one_machine_put_another_gets(url: str) -> None:
         assert stats is not None and (stats.hits, stats.misses, stats.refused) == (3, 1, 0)
 
 
-def test_tenants_of_one_remote_do_not_see_each_other(url: str) -> None:
-    with ChunkStore.open(url, tenant="me") as mine, ChunkStore.open(url, tenant="you") as yours:
-        context = replace(CONTEXT, tenant="me")
-        key = mine.put(canonical(context=context))
-        assert yours.ls() == [] and yours.contexts_of(CHUNK) == [] and not StoreAdmin(yours).delete(key)
-        assert yours.get_canonical(replace(CONTEXT, tenant="you"), CHUNK) is None
-        with ChunkStore.open(url, tenant="me") as again:
-            assert_same(again.get_canonical(context, CHUNK), canonical(context=context))
-
-
 # -- a remote that lies ----------------------------------------------------------------------------
 
 
@@ -130,42 +120,6 @@ def test_nobody_there_makes_misses_and_the_first_one_is_told(
         assert stats is not None and stats.reads == "open" and stats.failures == 2 and stats.skipped > 30
         assert "Error" in stats.last_error
         assert len(caplog.records) == 1 and "miss" in caplog.text
-
-
-def test_after_a_killed_server_only_memory_serves(server: RedisServer) -> None:
-    with ChunkStore.open(server.url()) as store:
-        for chunk in "abcd":
-            store.put(canonical(chunk))
-    with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.05")) as store:
-        assert store.get_canonical(CONTEXT, "a") is not None
-        server.kill()
-        assert [store.get_canonical(CONTEXT, c) is not None for c in "abcd"] == [True, False, False, False]
-        store.put(canonical("e"))
-        assert_same(store.get_canonical(CONTEXT, "e"), canonical("e"))
-        assert len(store.flush(0.05).unsaved) == 1
-        server.start()  # empty: it kept nothing
-        assert not store.flush(30).unsaved
-        assert store.get_canonical(CONTEXT, "b") is None
-    with ChunkStore.open(server.url()) as store:
-        assert_same(store.get_canonical(CONTEXT, "e"), canonical("e"))
-
-
-def test_a_server_out_of_memory_serves_and_what_is_put_waits(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.05")) as store:
-        store.put(canonical("a"))
-        client = server.client()
-        client.config_set("maxmemory-policy", "noeviction")
-        client.config_set("maxmemory", "1mb")
-        store.put(canonical("b"))
-        assert store.flush(0.1).unsaved == (canonical("b").key,)
-        assert "maxmemory" in StoreAdmin(store).stats().remote.last_error  # type: ignore[union-attr]
-        with ChunkStore.open(server.url("timeout=60")) as other:
-            assert_same(other.get_canonical(CONTEXT, "a"), canonical("a"))
-            assert other.get_canonical(CONTEXT, "b") is None
-        client.config_set("maxmemory", "0")
-        assert not store.flush(30).unsaved
-    with ChunkStore.open(server.url("timeout=60")) as store:
-        assert_same(store.get_canonical(CONTEXT, "b"), canonical("b"))
 
 
 def test_pending_objects_stay_and_dropped_ones_are_reported(

@@ -64,43 +64,38 @@ QUESTIONS: dict[str, Callable[[ChunkStore], Any]] = {
 
 @owners
 @pairs
+@pytest.mark.parametrize("place", ["here", "obstore+file://{}/remote"], ids=["directory", "remote"])
 def test_a_stranger_misses_in_every_way_and_the_owner_hits(
-    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
+    tmp_path: Path, place: str, owner: dict[str, Any], stranger: dict[str, Any]
 ) -> None:
-    with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
-        fill(mine)
-        for question, ask in QUESTIONS.items():
-            assert not ask(theirs), question
-            assert ask(mine), question
-
-
-@owners
-@pairs
-def test_a_copy_of_a_stranger_is_empty_and_the_owners_is_not(
-    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
-) -> None:
-    root = tmp_path / "s"
-    with ChunkStore.open(root, **owner) as mine, ChunkStore.open(root, **stranger) as theirs:
-        fill(mine)
+    url = str(tmp_path / "here") if place == "here" else place.format(tmp_path)
+    remote = {
+        "contexts_of",
+        "get_canonical",
+        "get_patch",
+        "has_canonical",
+        "has_patch",
+        "ls",
+        "verify",
+        "forget",
+    }
+    with ChunkStore.open(url, **owner) as mine, ChunkStore.open(url, **stranger) as theirs:
+        one = fill(mine)
         assert StoreAdmin(theirs).copy(tmp_path / "theirs").canonicals == 0
         assert StoreAdmin(mine).copy(tmp_path / "mine").canonicals == 1
-
-
-@owners
-@pairs
-def test_the_same_chunk_of_two_tenants_is_two_objects(
-    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
-) -> None:
-    with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
-        one = mine.put(canonical(context=context_of(mine), seed=1))
+        for question, ask in QUESTIONS.items():
+            if place == "here" or question in remote:
+                assert not ask(theirs), question
+        # the same chunk of both is two objects
         two = theirs.put(canonical(context=context_of(theirs), seed=2))
         assert one != two
-        assert_same(mine.get_canonical(context_of(mine), CHUNK), canonical(context=context_of(mine), seed=1))
-        assert_same(
-            theirs.get_canonical(context_of(theirs), CHUNK), canonical(context=context_of(theirs), seed=2)
-        )
-        assert StoreAdmin(theirs).delete(two)
-        assert mine.has(context_of(mine), CHUNK)
+        for store, seed in ((mine, 0), (theirs, 2)):
+            context = context_of(store)
+            assert_same(store.get_canonical(context, CHUNK), canonical(context=context, seed=seed))
+        assert StoreAdmin(theirs).delete(two) and not StoreAdmin(theirs).delete(one)
+        for question, ask in QUESTIONS.items():
+            if place == "here" or question in remote:
+                assert ask(mine), question
 
 
 def test_a_file_of_one_tenant_under_anothers_name_is_refused(tmp_path: Path) -> None:
@@ -166,22 +161,3 @@ def test_the_index_of_one_tenant_has_no_row_of_another(tmp_path: Path) -> None:
             tenants = {tenant for [tenant] in db.execute("SELECT tenant FROM objects")}
         db.close()
         assert len(tenants) == 1
-
-
-# -- one remote for all --------------------------------------------------------------------------
-
-
-@owners
-@pairs
-def test_a_stranger_at_the_same_remote_misses(
-    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
-) -> None:
-    pytest.importorskip("obstore")
-    url = f"obstore+file://{tmp_path / 'remote'}"
-    with ChunkStore.open(url, **owner) as mine, ChunkStore.open(url, **stranger) as theirs:
-        fill(mine)
-        for question in ("get_canonical", "has_patch", "ls", "contexts_of", "stats", "verify", "forget"):
-            assert not QUESTIONS[question](theirs), question
-    with ChunkStore.open(url, **owner) as mine:  # nothing in memory
-        assert_same(mine.get_canonical(context_of(mine), CHUNK), canonical(context=context_of(mine)))
-        assert (StoreAdmin(mine).verify().ok, StoreAdmin(mine).verify().quarantined) == (2, ())
