@@ -17,6 +17,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -186,7 +187,7 @@ class Index:
             made = {name: self._files.peek(name) if is_key(name) else None for name in names[start:][:_BATCH]}
             gone = [name for name, row in made.items() if row is None]
             rows = [row for row in made.values() if row is not None]
-            self._run(lambda db, rows=rows, gone=gone: self._write(db, rows, gone), agree=False)
+            self._run(partial(self._write, rows=rows, gone=gone), agree=False)
 
     def count_use(self, key: str) -> None:
         """Note a use of ``key``. Uses are kept in memory and written at intervals: a crash loses a few."""

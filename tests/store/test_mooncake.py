@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
+from kamera.errors import RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, StoreAdmin
-from kamera.store.remote import OBJECTS
 from tests.servers.mooncake_server import MooncakeServer
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical
 from tests.store.test_forks import in_child
-from tests.store.test_remote import LIES
 
 
 def test_pins_are_refused_by_name_and_change_nothing(mooncake: MooncakeServer) -> None:
@@ -22,21 +20,6 @@ def test_pins_are_refused_by_name_and_change_nothing(mooncake: MooncakeServer) -
             StoreAdmin(store).pin([key])
         assert list(StoreAdmin(store).pins.list()) == []
         assert StoreAdmin(store).verify().ok == 1
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_damage_is_refused_by_name_set_aside_and_then_a_miss(lie: str, mooncake: MooncakeServer) -> None:
-    with ChunkStore.open(mooncake.url()) as store:
-        blobs, name = store._tiers.remote.blobs, OBJECTS + store.put(canonical())  # type: ignore[union-attr]
-        blobs.put(name, LIES[lie](blobs.get(name) or b""))
-    with ChunkStore.open(mooncake.url()) as store:
-        with pytest.raises(CorruptChunk, match=r"mooncake.*quarantine/"):
-            store.get_canonical(CONTEXT, CHUNK)
-        assert store.get_canonical(CONTEXT, CHUNK) is None
-        assert len(StoreAdmin(store).quarantine.copies()) == 1
-        store.put(canonical())
-    with ChunkStore.open(mooncake.url()) as store:
-        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
 def test_what_dies_with_its_memory_is_a_miss_and_a_cache_sends_it_again(
