@@ -37,6 +37,7 @@ def asked(url: str, messages: list, **options) -> dict:
     return httpx.post(url + CHAT, json=body, timeout=60).json()
 
 
+@pytest.mark.slow
 def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(tmp_path: Path):
     first, store = [SYSTEM, user("value of tag 3?", frames()[0])], tmp_path / "store"
     process, url = started("--store", str(store))

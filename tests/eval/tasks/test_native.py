@@ -81,6 +81,7 @@ def test_pictures_shrink_to_the_bounds_and_never_grow(options, size, expected):
     assert Shrink(**options).apply(Image.new("RGB", size)).size == expected
 
 
+@pytest.mark.slow
 def test_smaller_pictures_are_fewer_tokens_for_every_arm(backbone, data, finished, tmp_path):
     _, out = finished
     run_task(backbone, niah(), data, tmp_path, arms=ARMS, limit=1, image_size=56)
