@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ class Countdown:
 
     def __init__(self, n: int = 0, phase: Phase = "before", done: Callable[[], None] = lambda: None) -> None:
         self._left = n
+        self._lock = threading.Lock()
         self.calls = 0
         self.phase = phase
         self._done = done
@@ -41,9 +43,10 @@ class Countdown:
 
         @functools.wraps(call)
         def counted(*arguments: Any, **named: Any) -> Any:
-            self._left -= 1
-            self.calls += 1
-            last = self._left == 0
+            with self._lock:  # a batch is written by several threads
+                self._left -= 1
+                self.calls += 1
+                last = self._left == 0
             if last and self.phase != "after":
                 if self.phase == "half":
                     call(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2])

@@ -13,6 +13,7 @@ import os
 import random
 import sqlite3
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ class Injector:
         self.at = at
         self.error = error
         self.calls: list[str] = []
+        self._lock = threading.Lock()
 
     def wrapped(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call to the system."""
@@ -59,8 +61,9 @@ class Injector:
         return call()
 
     def _fails(self, name: str) -> bool:
-        self.calls.append(name)
-        return len(self.calls) == self.at
+        with self._lock:  # a batch is written by several threads
+            self.calls.append(name)
+            return len(self.calls) == self.at
 
 
 Operation = Callable[[Path, Injector], None]

@@ -14,6 +14,7 @@ import random
 import signal
 import struct
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -198,6 +199,7 @@ class Deadly:
     def __init__(self, point: Point | None, armed: Callable[[], bool] = lambda: True) -> None:
         self._name, self._phase, self._left = point or ("", "", 0)
         self._armed = armed
+        self._lock = threading.Lock()
 
     def made(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call to the system, see `rig.around`."""
@@ -222,7 +224,8 @@ class Deadly:
         rig.die()
 
     def _is_last(self, name: str) -> bool:
-        if self._left == 0 or self._name not in (name, ANY) or not self._armed():
+        if self._name not in (name, ANY) or not self._armed():
             return False
-        self._left -= 1
-        return self._left == 0
+        with self._lock:  # a batch is written by several threads
+            self._left -= 1
+            return self._left == 0

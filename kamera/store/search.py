@@ -13,7 +13,6 @@ damaged or foreign one is made anew.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import json
@@ -433,9 +432,13 @@ class LookBack:
     def _files(self) -> list[str]:
         if self._root is None:
             return []
-        with contextlib.suppress(FileNotFoundError), self._folder(self._root) as folder:
-            return folder.names()
-        return []
+        try:
+            with self._folder(self._root) as folder:
+                return folder.names()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self._root}/{FOLDER}: cannot be listed: {error}") from error
 
     def _load(self, file: str) -> _Index:
         """The index in a file; an empty one if there is none that can be trusted."""
