@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -132,12 +132,12 @@ class Outline:
 
     def to_header(self) -> dict[str, Any]:
         """The outline as JSON-able."""
-        return {name: value if name == "ids" else list(value) for name, value in asdict(self).items()}
+        return {name: value if name == "ids" else list(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_header(cls, said: Mapping[str, Any]) -> Outline:
         """The inverse of `to_header`. Raises ValueError, KeyError or TypeError for what it did not write."""
-        if said.keys() != {field.name for field in fields(cls)}:
+        if said.keys() != cls.__dataclass_fields__.keys():
             raise ValueError(f"an outline of {sorted(said)}")
         if not isinstance(said["ids"], str) or not all(isinstance(m, str) for m in said["media"]):
             raise ValueError("an outline's ids and media must be text")
