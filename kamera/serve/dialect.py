@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
-from kamera.content import Fields, Format, Message
-from kamera.edits import Clearing
+from kamera.content import Fields, Format, Message, chat_message
+from kamera.edits import Clearing, Directive, Mode, Unit
+from kamera.errors import InvalidDirective, InvalidRequest
 from kamera.serve.refusal import Refusal
-from kamera.sessions import Turn
+from kamera.sessions import SessionMode, Turn
 from kamera.trust import GUARANTEES, Guarantee
 
 Events = list[dict[str, Any] | str]
@@ -30,6 +31,7 @@ class Asked:
     without calls has the ``format``. ``minimum`` is the least guarantee that may be served, ``session`` the
     id of its conversation, ``hint`` a name that its client gives to some of its conversations. ``after`` is
     the turn that the messages go on from, with its system message unless it is asked ``anew``.
+    ``directives``, ``mode`` and ``scratch`` as for `ChatSession.send`.
     """
 
     messages: list[Message]
@@ -51,6 +53,9 @@ class Asked:
     anew: bool = False
     hint: str = ""
     clearing: Clearing | None = None
+    directives: tuple[Directive, ...] = ()
+    mode: SessionMode | None = None
+    scratch: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,17 +113,34 @@ class Dialect:
 
 
 def common(body: Fields, header: str | None, hottest: int) -> dict[str, Any]:
-    """What all APIs share: ``kamera`` (the least guarantee, ids of session and turn), ``session_id``,
-    ``stream``, ``top_p``, ``temperature``.
+    """What all APIs share: ``kamera`` (the least guarantee, ids of session and turn, directives, a
+    mode, scratch messages in OpenAI's form), ``session_id``, ``stream``, ``top_p``, ``temperature``.
     """
     own = body.take_object("kamera", absent=True)
-    minimum, named, after = (own.take(name, str) for name in ("minimum", "session_id", "after"))
+    minimum, named, after, mode = (own.take(n, str) for n in ("minimum", "session_id", "after", "mode"))
+    directives = tuple([_directive(one, mode) for one in own.objects("directives")])
+    scratch = tuple([chat_message(one) for one in own.objects("scratch")])
     own.finish()
     if minimum is not None and minimum not in GUARANTEES:
         raise own.wrong("minimum", minimum, f"one of {', '.join(GUARANTEES)}")
+    if mode is not None and mode not in get_args(SessionMode):
+        raise own.wrong("mode", mode, f"one of {', '.join(get_args(SessionMode))}")
     session = named or body.take("session_id", str) or header
     if session is not None and not (session.isprintable() and len(session) <= _ID):
         raise body.wrong("session_id", session, f"up to {_ID} printable characters")
     options = {"temperature": body.number("temperature", 0, hottest), "top_p": body.number("top_p", 0, 1)}
     where = {"minimum": minimum, "session": session or None, "after": after}
-    return {**options, **where, "stream": body.take("stream", bool, False)}
+    edits = {"directives": directives, "mode": mode, "scratch": scratch}
+    return {**options, **where, **edits, "stream": body.take("stream", bool, False)}
+
+
+def _directive(given: Fields, mode: str | None) -> Directive:
+    """A directive of the strictest mode, unless it or its request says another."""
+    start, end = (given.need(name, int) for name in ("start", "end"))
+    replacement, unit = given.take("replacement", str), given.take("unit", str, "messages")
+    own = given.take("mode", str, mode or "forget")
+    given.finish()
+    try:
+        return Directive(start, end, replacement, cast(Mode, own), cast(Unit, unit))
+    except InvalidDirective as error:
+        raise InvalidRequest(f"{given.place('')[:-1]}: {error}", given.place("")[:-1]) from None

@@ -111,6 +111,7 @@ class Service:
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
         options |= {"logprobs": asked.logprobs, "after": asked.after, "grammar": grammar_of(asked)}
+        options |= {"directives": asked.directives, "mode": asked.mode, "scratch": asked.scratch}
         options |= self._options(asked)
         pool = self._pools["" if enough else "-exact"]
 

@@ -24,7 +24,7 @@ from kamera.sessions.branches import History, whole_history
 from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
 from kamera.sessions.grammar import Bound, Grammar
-from kamera.sessions.modes import Manner, SessionMode, default_policy
+from kamera.sessions.modes import Manner, SessionMode, check_mode, default_policy
 from kamera.sessions.persist import find_policy, load_session, save_session
 from kamera.sessions.sampling import Options, closing_ids, refuse_own_options
 from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show, spoken_ids
@@ -157,6 +157,8 @@ class ChatSession:
         append: bool = False,
         after: str | None = None,
         scratch: Sequence[Message] = (),
+        directives: Sequence[Directive] = (),
+        mode: SessionMode | None = None,
         stream: Stream | None = None,
         seed: int | None = None,
         logprobs: int | None = None,
@@ -170,16 +172,20 @@ class ChatSession:
         all of them are new, and a system message at their head holds in place of its own: what came after it
         is neither in the history nor in the KV. ``scratch`` are messages behind them that this answer alone
         sees: neither the history nor any later token has seen them, in every mode, as in a run with this
-        answer and without them. ``options`` (max_new_tokens, do_sample, streamer, …) go to ``generate`` of
-        transformers; ``stream`` is told the answer as it is made, and ends it at its stop
-        strings; ``seed`` draws the tokens apart from all other draws (`kamera.sessions.sampling`);
-        ``logprobs``, a number of likeliest tokens, asks for `Turn.logprobs`; ``grammar`` says what the answer
-        has to be, JSON of a schema or a call. Raises EditPolicyFailed, `ValueError` for an option that it
-        does not take and InvalidRequest for a schema that cannot be compiled (both before anything runs),
-        SessionConflict for a list that lacks what another thread was answered, UnknownTurn, and the errors of
-        `Conversations.render` and of the window.
+        answer and without them. ``directives`` edit the history with the new messages, whose prompt their
+        indices refer to, before it is answered; ``mode`` is that of a client's own edit of this turn, in
+        place of the session's (the strictest of it and of the directives' holds). ``options``
+        (max_new_tokens, do_sample, streamer, …) go to ``generate`` of transformers; ``stream`` is told the
+        answer as it is made, and ends it at its stop strings; ``seed`` draws the tokens apart from all other
+        draws (`kamera.sessions.sampling`); ``logprobs``, a number of likeliest tokens, asks for
+        `Turn.logprobs`; ``grammar`` says what the answer has to be, JSON of a schema or a call. Raises
+        EditPolicyFailed, `ValueError` for an option that it does not take, InvalidRequest for a schema that
+        cannot be compiled (both before anything runs), SessionConflict for a list that lacks what another
+        thread was answered, UnknownTurn, and the errors of `Conversations.render` and of the window.
         """
         refuse_own_options(options, ChatSession)
+        if mode is not None:
+            check_mode(mode)
         stream = stream or Stream()
         bound = None if grammar is None else Bound(grammar, self._anchors.calls, self.manner.tools)
         options = answer_options(self._anchors, stream, options, seed, logprobs, bound)
@@ -189,18 +195,28 @@ class ChatSession:
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
                 base.check_seen(old_state, history)
-            turn = self._answer(base, history, scratch, stream, options)
+            modes = [*([] if mode is None else [mode]), *[directive.mode for directive in directives]]
+            if directives:
+                parts = self._conversations, history, directives
+                history = tuple(edit_messages(*parts, tools=self.manner.tools))
+            turn = self._answer(base, history, scratch, modes, stream, options)
         if self.manner.anticipates:
             self.anticipate()
         return turn
 
     def _answer(
-        self, base: State, history: History, scratch: Sequence[Message], stream: Stream, options: Any
+        self,
+        base: State,
+        history: History,
+        scratch: Sequence[Message],
+        modes: Sequence[str],
+        stream: Stream,
+        options: Any,
     ) -> Turn:
         """The turn of `send`, which goes on from ``base``."""
         shaped_history, tools = self._shape(history), self.manner.tools
         try:
-            state, report, text = self._show(shaped_history, base, None if scratch else options)
+            state, report, text = self._show(shaped_history, base, None if scratch else options, modes)
             branch = state
             if scratch:  # on a branch, which ends with the answer
                 branch, extra, text = self._show([*shaped_history, *scratch], state, options)

@@ -25,6 +25,12 @@ _ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget
 _STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
 
 
+def check_mode(mode: Any) -> None:
+    """Raise ValueError for an unknown mode."""
+    if mode not in get_args(SessionMode):
+        raise ValueError(f"mode {quote(mode)} is none of {', '.join(get_args(SessionMode))}")
+
+
 @dataclass(frozen=True, eq=False)
 class Manner:
     """How a session answers: options of `ChatSession`. Raises ValueError for an unknown mode."""
@@ -37,8 +43,7 @@ class Manner:
     anticipates: bool = True
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(SessionMode):
-            raise ValueError(f"mode {quote(self.mode)} is none of {', '.join(get_args(SessionMode))}")
+        check_mode(self.mode)
         check_edit_policy(self.edit_policy)
         if isinstance(self.tools, str | Mapping) or callable(self.tools):
             raise ValueError(f"tools {quote(self.tools)} are none: give a list of schemas or functions")

@@ -141,6 +141,8 @@ class SessionPool:
         logprobs: int | None = None,
         grammar: Grammar | None = None,
         scratch: Sequence[Message] = (),
+        directives: Sequence[Directive] = (),
+        mode: SessionMode | None = None,
         hint: str = "",
         told: Callable[[Turn], Message] | None = None,
         **options: Any,
@@ -163,7 +165,7 @@ class SessionPool:
         messages = own_messages(messages, self.backbone.builder.limits)  # read once, by whichever session
         whose = tenant_of(self._store, tenant)
         options |= {"stream": stream, "seed": seed, "logprobs": logprobs, "grammar": grammar}
-        options |= {"scratch": scratch, "after": after}
+        options |= {"scratch": scratch, "after": after, "directives": directives, "mode": mode}
         with self._account.count_now(self.backbone):
             manner = replace(self._manner, tools=tools, anticipates=self.anticipates)
             incoming = Incoming(self._anchors_of(whose), manner, messages, session_id, after, hint)

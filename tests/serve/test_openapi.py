@@ -29,6 +29,7 @@ BEYOND = (
     "logprobs: true",
     "not here",
     "of this request",
+    "start <= end",
 )
 """What the document cannot say."""
 

@@ -37,7 +37,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "stop": ["x"],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "kamera": {"minimum": "exact"},
+        "kamera": {
+            "minimum": "exact",
+            "mode": "repair",
+            "directives": [{"start": 1, "end": 2, "replacement": "x", "unit": "messages", "mode": "forget"}],
+            "scratch": [{"role": "user", "content": "s"}],
+        },
         "temperature": 0.5,
         "tool_choice": {"type": "function", "function": {"name": "f"}},
         "parallel_tool_calls": False,
