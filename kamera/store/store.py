@@ -453,52 +453,6 @@ class Tiers:
         self.disk.evict_over_limit()
 
 
-def open_tiers(
-    url: str | os.PathLike[str],
-    codec: Codec,
-    tenant: str,
-    memory_limit: int,
-    cache: str | os.PathLike[str] | None,
-    disk_limit: int | str | None,
-    read_only: bool,
-) -> tuple[str, Tiers]:
-    """A store's address without credentials, and its tiers; arguments and errors of `ChunkStore.open`."""
-    limit = None if disk_limit is None else parse_size(disk_limit, "disk_limit")
-    if isinstance(url, str) and is_remote(url):
-        if read_only:
-            raise ValueError("read_only is for a directory store, and this is a remote")
-        if cache is None and limit is not None:
-            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
-        remote = open_remote(url, codec, tenant)
-        if cache is None:
-            return remote.url, Tiers(codec, tenant, memory_limit, remote=remote)
-        disk = Directory(user_path(cache), codec, limit=limit, cached=remote.url)
-        return remote.url, Tiers(codec, tenant, memory_limit, disk, remote)
-    if cache is not None:
-        raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
-    if url == "memory://":
-        if limit is not None or read_only:
-            raise ValueError("disk_limit and read_only are for a directory, and 'memory://' is none")
-        return "memory://", Tiers(codec, tenant, memory_limit)
-    path = _path_of(url)
-    return str(path), Tiers(
-        codec, tenant, memory_limit, Directory(path, codec, read_only=read_only, limit=limit)
-    )
-
-
-def _path_of(url: str | os.PathLike[str]) -> Path:
-    """The directory that a store's url names. Raises `StoreError` for another url."""
-    if not isinstance(url, str) or "://" not in url:
-        return user_path(url)
-    parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
-        raise StoreError(
-            f"cannot open {quote(url)}: give a directory, file:///directory, memory://, or one of "
-            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        )
-    return Path(unquote(parts.path))
-
-
 class ChunkStore:
     """Canonicals, patches, encodings and anchors of one tenant; open it with `ChunkStore.open`.
 
@@ -518,20 +472,18 @@ class ChunkStore:
         self,
         url: str,
         tiers: Tiers,
-        tenant: str,
-        codec: Codec,
         kv: KVForm = "as-is",
         metrics: Counters | None = None,
     ) -> None:
         self.url = url
         self.kv = kv
-        self.tenant = tenant
+        self.tenant = tiers.tenant
         self.metrics = Counters() if metrics is None else metrics
         self.awaited: dict[int, Callable[[], None]] = {}  # what still puts objects, by owner: see `close`
-        self._codec = codec
+        self._codec = tiers.codec
         self._tiers = tiers
         self._limit = tiers.memory.limit
-        self._search = LookBack(tiers, codec)
+        self._search = LookBack(tiers, tiers.codec)
         self.metrics.watch(self)
         forks.call_in_child(self, _in_child)
 
@@ -575,9 +527,24 @@ class ChunkStore:
         """
         check_form(kv)
         codec = codec_of(tenant, secret, keys)
-        limit = parse_size(memory_limit, "memory_limit")
-        where, tiers = open_tiers(url, codec, tenant, limit, cache, disk_limit, read_only)
-        return cls(where, tiers, tenant, codec, kv, metrics)
+        most = parse_size(memory_limit, "memory_limit")
+        limit = None if disk_limit is None else parse_size(disk_limit, "disk_limit")
+        remote = open_remote(url, codec, tenant) if isinstance(url, str) and is_remote(url) else None
+        if cache is not None and remote is None:
+            raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
+        if remote is not None and read_only:
+            raise ValueError("read_only is for a directory store, and this is a remote")
+        if remote is not None and cache is None and limit is not None:
+            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
+        if url == "memory://" and (limit is not None or read_only):
+            raise ValueError("disk_limit and read_only are for a directory, and 'memory://' is none")
+        disk = None
+        if remote is not None and cache is not None:
+            disk = Directory(user_path(cache), codec, limit=limit, cached=remote.url)
+        elif remote is None and url != "memory://":
+            disk = Directory(_path_of(url), codec, read_only=read_only, limit=limit)
+        where = remote.url if remote is not None else "memory://" if disk is None else str(_path_of(url))
+        return cls(where, Tiers(codec, tenant, most, disk, remote), kv, metrics)
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
@@ -863,3 +830,16 @@ def _batches(orders: dict[int, PutOrder]) -> Iterable[list[int]]:
         first = {orders[i].name: i for i in reversed(rest)}
         yield [i for i in rest if first[orders[i].name] == i]
         rest = [i for i in rest if first[orders[i].name] != i]
+
+
+def _path_of(url: str | os.PathLike[str]) -> Path:
+    """The directory that a store's url names. Raises `StoreError` for another url."""
+    if not isinstance(url, str) or "://" not in url:
+        return user_path(url)
+    parts = urlsplit(url)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
+        raise StoreError(
+            f"cannot open {quote(url)}: give a directory, file:///directory, memory://, or one of "
+            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        )
+    return Path(unquote(parts.path))
