@@ -1,5 +1,6 @@
 """What each guarantee loses on a model, measured on one's own pictures or texts, or on Kamera's."""
 
+from kamera.certify.material import contents_of
 from kamera.certify.metrics import bootstrap, eta, kl
 from kamera.certify.run import DEFAULT, DOCUMENTS, MEASURED, certify
 from kamera.trust import CertifyReport, Estimate, Losses
@@ -13,6 +14,7 @@ __all__ = [
     "Losses",
     "bootstrap",
     "certify",
+    "contents_of",
     "eta",
     "kl",
 ]

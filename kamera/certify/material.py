@@ -70,7 +70,7 @@ def own(files: Sequence[Path], questions: Sequence[str]) -> Iterator[Document]:
     Of fewer than ``LEAVE + STAY`` each document has all. Raises ValueError for fewer than three, or for a
     file that is neither.
     """
-    contents = [content for file in files for content in _read(file)]
+    contents = contents_of(files)
     if len(contents) < 3:
         raise ValueError(f"{len(contents)} pictures and passages of text are too few: give 3 at least")
     asked, order, rng = tuple(questions) or (QUESTION,), list(range(len(contents))), random.Random(0)
@@ -80,6 +80,11 @@ def own(files: Sequence[Path], questions: Sequence[str]) -> Iterator[Document]:
             drawn = [contents[i] for i in order[start : start + whole]]
             yield Document(drawn[: whole // 2], drawn[whole // 2 :], asked)
         rng.shuffle(order)
+
+
+def contents_of(files: Sequence[Path]) -> list[Content]:
+    """Pictures, and texts in passages, as chat content. Raises ValueError for a file that is neither."""
+    return [content for file in files for content in _read(file)]
 
 
 def passages(text: str) -> list[Content]:

@@ -40,6 +40,7 @@ store = typer.Typer(cls=group(STORE), no_args_is_help=True)
 evaluate = typer.Typer(cls=group(EVAL), no_args_is_help=True)
 VERBS = {
     "demo": Verb("kamera.cli.demo:demo"),
+    "try": Verb("kamera.cli.try_pictures:try_pictures"),
     "doctor": Verb("kamera.cli.doctor:doctor"),
     "certify": Verb("kamera.cli.certify:certify"),
     "compile": Verb("kamera.cli.compile:compile_plan"),

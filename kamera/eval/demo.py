@@ -50,12 +50,17 @@ class DemoRow:
 
 @dataclass(frozen=True)
 class Demo:
-    """The table, and of the first clip what the slots were worth and the window's events."""
+    """The table, and of the first clip what the slots were worth and the window's events.
+
+    ``answers`` of a walk over own pictures: after which operation, the question, the re-prefill's answer and
+    the window's.
+    """
 
     rows: tuple[DemoRow, ...]
     clips: int
     guarantees: tuple[tuple[str, str], ...]
     events: tuple[Event, ...] = ()
+    answers: tuple[tuple[str, ...], ...] = ()
 
 
 def run_demo(
@@ -82,11 +87,11 @@ def run_demo(
                 rows.setdefault((operation, row.arm), []).append(row)
             if clip == 0:
                 shown.append((operation, " ".join(slot.guarantee for slot in walk.shown)))
-    yield Demo(tuple(map(_over_clips, rows.values())), clips, tuple(shown), tuple(events))
+    yield Demo(tuple(map(over_all, rows.values())), clips, tuple(shown), tuple(events))
 
 
-def _over_clips(rows: Sequence[DemoRow]) -> DemoRow:
-    """The rows of one arm after one operation as one."""
+def over_all(rows: Sequence[DemoRow]) -> DemoRow:
+    """The rows of one arm after one kind of operation as one."""
     sums: dict[str, Any] = {
         n: sum(getattr(r, n) for r in rows) for n in ("tokens", "background", "right", "n")
     }
