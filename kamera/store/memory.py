@@ -94,27 +94,28 @@ class Pins:
         expires = None if seconds is None else self._clock() + seconds
         new = {name: Pin(name, size, expires, (homes or {}).get(name)) for name, size in objects}
         with self.alone():
-            pins, cap = self._in_force()
+            pins, cap, over = self._in_force()
             pinned = sum(pin.bytes for pin in (pins | new).values())
             if cap is not None and pinned > cap:
                 raise PinsFull(
                     f"{pinned} bytes would be pinned, over the cap of {cap}: unpin something, or "
                     "raise the cap"
                 )
-            self._save(pins | new, cap, list(new))
+            self._save(pins | new, cap, [*new, *over])
 
     def unpin(self, names: Iterable[str]) -> int:
         """Unpin objects; return the number that were pinned."""
         with self.alone():
-            pins, cap = self._in_force()
+            pins, cap, over = self._in_force()
             gone = pins.keys() & set(names)
             if gone:
-                self._save({name: pin for name, pin in pins.items() if name not in gone}, cap, sorted(gone))
+                rest = {name: pin for name, pin in pins.items() if name not in gone}
+                self._save(rest, cap, [*gone, *over])
             return len(gone)
 
     def list(self) -> list[Pin]:
         """All pins in force, by name."""
-        pins, _ = self._in_force()
+        pins, *_ = self._in_force()
         return [pins[name] for name in sorted(pins)]
 
     def names_to_keep(self) -> set[str]:
@@ -130,25 +131,26 @@ class Pins:
         """Bound the bytes of future pins; present pins stay. Raises `ValueError` for what is no size."""
         size = None if cap is None else parse_size(cap, "cap")
         with self.alone():
-            self._save(self._in_force()[0], size, [])
+            self._save(self._in_force()[0], size, ["cap"])
 
     def alone(self) -> AbstractContextManager[object]:
         """Exclude others from changing pins or removing objects by them, as far as that is possible."""
         return self._lock
 
-    def _in_force(self) -> tuple[dict[str, Pin], int | None]:
+    def _in_force(self) -> tuple[dict[str, Pin], int | None, set[str]]:
+        """Pins in force, the cap, and names of pins that are over."""
         pins, cap = self._load()
         now, most = self._clock(), self._most
         caps = [bound for bound in (cap, most) if bound is not None]
         in_force = {name: p for name, p in pins.items() if p.expires is None or p.expires > now}
-        return in_force, min(caps) if caps else None
+        return in_force, min(caps) if caps else None, pins.keys() - in_force.keys()
 
     def _load(self) -> tuple[dict[str, Pin], int | None]:
         """All pins, and the cap. Raises `StoreError` if they are damaged."""
         return self._held
 
     def _save(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
-        """Keep these, of which those ``changed`` are new or gone; they are safe when this returns."""
+        """Keep these, safe when this returns; ``changed``: names of those that are new or gone, or "cap"."""
         self._held = pins, cap
 
 

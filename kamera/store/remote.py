@@ -635,15 +635,13 @@ class PinBlobs(Pins):
         return pins, cap
 
     def _save(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
-        texts: dict[str, Any] = {
-            name: {"pins": [asdict(pins[name])], "cap": None} for name in changed if name in pins
-        }
-        if cap is not None:
+        texts: dict[str, Any] = {n: {"pins": [asdict(pins[n])], "cap": None} for n in changed if n in pins}
+        if "cap" in changed and cap is not None:
             texts["cap"] = {"pins": [], "cap": cap}
         for name, text in texts.items():
             self._remote.put_blob(PINS + name, json.dumps(text).encode())
-        gone = [PINS + name for name in (*changed, "cap") if name not in texts]
-        self._remote.delete_blobs(gone)
+        if gone := [PINS + name for name in changed if name not in texts]:
+            self._remote.delete_blobs(gone)
 
 
 class Remote:

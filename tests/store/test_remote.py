@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,6 +212,29 @@ def test_what_one_client_pinned_another_does_not_collect(two: tuple[ChunkStore, 
     assert StoreAdmin(other).unpin([kept]) == 1 and StoreAdmin(other).unpin([kept]) == 0
     assert [removed.key for removed in StoreAdmin(one).gc(0).removed] == [kept]
     assert other.ls() == [] and one.get_canonical(CONTEXT, "a" * 64) is None
+
+
+def test_pins_at_once_do_not_undo_each_other_and_those_that_are_over_are_removed(
+    two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    a, b, c = (one.put(canonical(chunk * 64)) for chunk in "abc")
+    StoreAdmin(one).pin([a], ttl=0.01)
+    put = one._tiers.remote.put_blob  # type: ignore[union-attr]
+
+    def slow(blob: str, data: bytes) -> None:  # another client comes in between
+        monkeypatch.undo()
+        StoreAdmin(other).pin([c])
+        StoreAdmin(other).pins.set_cap("1GiB")
+        put(blob, data)
+
+    time.sleep(0.02)
+    monkeypatch.setattr(one._tiers.remote, "put_blob", slow)
+    StoreAdmin(one).pin([b])
+    for store in two:
+        pins = StoreAdmin(store).pins
+        assert ({pin.name for pin in pins.list()}, pins.cap) == ({b, c}, 2**30)
+    assert sorted(one._tiers.remote.names_in("pins/")) == sorted(f"pins/{n}" for n in (b, c, "cap"))  # type: ignore[union-attr]
 
 
 def test_damaged_pins_are_an_error_and_nothing_is_collected(server: RedisServer) -> None:
