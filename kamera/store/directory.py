@@ -45,6 +45,7 @@ TENANTS = "tenants"
 """Folder of a store directory for the directories of tenants with a secret."""
 
 _SUFFIX = ".safetensors"
+_WRITER = re.compile(r"[0-9a-f]{16}")
 _COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})(\.safetensors)?")
 _WORKERS = 4  # files of a batch that are written at once: each has an object's bytes
 _READERS = 8  # most threads that read the pieces of an object
@@ -287,7 +288,10 @@ class Directory:
                 return self.info(name) is not None
             with self._translate("read"):
                 self._objects.sync()
-            return self.read(name) is not None
+            if self.read(name) is None:
+                return False
+            self.index.correct([name])  # its writer may have died before it came to that
+            return True
         except CorruptChunk:
             return False
         except UNREADABLE:  # no damage: a reader with the right version or key still finds it
@@ -332,14 +336,15 @@ class Directory:
 
     def remove_leftovers(self) -> int:
         """Remove files left by dead writers; return their number."""
-        count = 0
+        count, oldest = 0, time.time() - _STALE_SECONDS
         with self.changing("clear up"):
             for entry in self._tmp.names():
                 status = self._tmp.status(entry)
-                if status is not None and stat.S_ISDIR(status.st_mode):
-                    with contextlib.suppress(FileNotFoundError), self._claimed(entry) as folder:
+                if _WRITER.fullmatch(entry):
+                    # what cannot be removed now is no writer's, or met by the next one again
+                    with contextlib.suppress(OSError), self._claimed(entry) as folder:
                         count += 0 if folder is None else self._clear(folder, entry)
-                elif status is not None and status.st_mtime < time.time() - _STALE_SECONDS:
+                elif status is not None and stat.S_ISREG(status.st_mode) and status.st_mtime < oldest:
                     count += self._tmp.remove(entry)
         return count
 
@@ -358,7 +363,7 @@ class Directory:
     def evict_over_limit(self) -> None:
         """Let go of what no longer fits a cache: it was opened, or its remote has more now."""
         self._stuck = False
-        self._make_room("", 0)
+        self._make_room(set(), 0)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -503,7 +508,8 @@ class Directory:
                 old = self.stamp(order.name)
                 if (not order.replace or self._outranks(info)) and self.is_intact(order.name):
                     return None
-                self._make_room(order.name, len(data) - (0 if old is None else int(old.split("-")[1])))
+                growth = len(data) - (0 if old is None else int(old.split("-")[1]))
+                self._make_room({order.name, order.needs}, growth)
                 return order, (info, _stamp_of(aside.create(order.name, data))), old
             except OSError as error:
                 return self._refusal("write", error)
@@ -566,7 +572,7 @@ class Directory:
         row = None if info.formed is None or self.stamp(info.key) is None else self.peek(info.key)
         return row is not None and outranks(row[0].formed, info.formed)
 
-    def _make_room(self, name: str, size: int) -> None:
+    def _make_room(self, needed: set[str], size: int) -> None:
         """Remove objects so that ``size`` more bytes fit. Raises `StoreFull` if that is impossible."""
         limit = self._limit
         if limit is None or self._stuck:
@@ -574,7 +580,7 @@ class Directory:
         with self._room:
             stored = self.index.bytes()
             if stored + size > limit and (self._cached or size <= limit):
-                stored = self._evict(int(limit * (_SLACK if self._cached else 1)) - size, name)
+                stored = self._evict(int(limit * (_SLACK if self._cached else 1)) - size, needed)
         if stored + size > limit and not self._cached:
             raise StoreFull(
                 f"store {self.root}: {size} bytes more are over its disk_limit of {limit}, and what is "
@@ -582,12 +588,12 @@ class Directory:
             )
         self._stuck = stored + size > limit
 
-    def _evict(self, most: int, new_name: str) -> int:
+    def _evict(self, most: int, needed: set[str]) -> int:
         """Remove objects until ``most`` bytes are left, if so many may leave; return the bytes left."""
         for _ in range(2):  # a row may turn out to be of another file than there is
             rows = list(self.index.rows())
             with self.pins.alone():
-                keep = self.pins.names_to_keep() | {new_name}
+                keep = self.pins.names_to_keep() | needed
                 if self._cached:
                     keep |= {row.key for row in rows if row.sent != row.stamp}
                 left = [row for row in leaving(rows, keep, most) if not self.delete(row.key, row.stamp)]

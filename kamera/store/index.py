@@ -158,6 +158,7 @@ class Index:
         self._file: tuple[int, int] | None = None  # its file; None: it is in memory
         self._agrees = False  # its rows were compared with the files' names
         self._doubts = 0
+        self._is_behind = False  # this process has changed files whose rows may be missing
         self._again = float("inf") if read_only else 0.0  # time at which the file is tried again
         self._uses: dict[str, float] = {}
         self._counting = threading.Lock()  # not the other one: a look-up waits for no rows
@@ -168,7 +169,7 @@ class Index:
 
     def put(self, rows: Sequence[Stamped]) -> None:
         """Write the rows of objects whose files are in place, and on the disk."""
-        self._run(lambda db: self._write(db, rows), agree=False)
+        self._run(lambda db: self._write(db, rows), agree=self._is_behind)
 
     def drop(self, key: str) -> None:
         """Delete the row of ``key``, if present."""
@@ -178,7 +179,7 @@ class Index:
         """Have names of rows and files compared again before the next query: a change was interrupted."""
         with self._lock:
             self._doubts += 1
-            self._agrees = False
+            self._agrees, self._is_behind = False, True
 
     def correct(self, keys: Iterable[str]) -> None:
         """Make the rows of ``keys`` anew from their files, some at a time."""
@@ -229,6 +230,9 @@ class Index:
         if not self._is_closed:
             with contextlib.suppress(StoreError, OSError):
                 self._write_uses()
+                if self._is_behind and not self._read_only:
+                    self._again = 0.0
+                    self._run(lambda db: None)
             with self._lock:
                 self._disconnect()
                 self._is_closed = True
@@ -329,7 +333,7 @@ class Index:
                     else:
                         logger.warning("%s cannot be used now, rows are made in memory: %s", self.path, error)
                         self._disconnect()
-                        self._again = time.monotonic() + _RETRY_SECONDS
+                        self._again, self._is_behind = time.monotonic() + _RETRY_SECONDS, True
 
     def _connected(self) -> Any:
         """The connection to the file that is at the path now, or for a while to one in memory."""
@@ -384,6 +388,7 @@ class Index:
         self.correct(names ^ keys)
         with self._lock:
             self._agrees = db is self._db and doubts == self._doubts
+            self._is_behind &= not (self._agrees and self._file)
         return db
 
     def _write(self, db: Any, rows: Sequence[Stamped], gone: Sequence[str] = ()) -> None:

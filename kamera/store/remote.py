@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -64,6 +64,9 @@ FRONT = 32 * 1024
 """Bytes within which the headers of most objects are, those of encrypted ones included."""
 MARK_BYTES = 128
 """Bytes that change with every object: the digest of a plain or sealed one, the salt of an encrypted one."""
+
+BOUND = 50_000
+"""Most headers remembered; those beyond are read by each listing."""
 
 _BATCH = 256  # fronts read at a time
 _REDIS = {
@@ -766,7 +769,7 @@ class Remote:
                     known[name] = str(marks[name]), info
             yield from (known[name][1] for name in names[i : i + _BATCH] if name in known)
         with self._lock:
-            self._known = known
+            self._known = dict(islice(known.items(), BOUND))
 
     def put(self, info: ObjectInfo, data: bytes) -> bool:
         """Store an object, whose file is ``data``; False if the one there was formed behind stronger KV.

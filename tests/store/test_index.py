@@ -205,3 +205,31 @@ def test_verify_mends_whatever_a_row_says_wrongly(root: Path, kind: str, column:
         StoreAdmin(store).verify()
         assert store.ls() == right
         assert StoreAdmin(store).stats().patches == 1 and StoreAdmin(store).census().chunks == 1
+
+
+# -- rows that come late ------------------------------------------------------------------------------
+
+
+def test_rows_that_could_not_be_written_follow_when_the_writer_closes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kamera.store.index.PATIENCE", 0.01)
+    with ChunkStore.open(root) as reader:
+        assert reader.ls() == []
+        rival = sqlite3.connect(root / "index.sqlite", isolation_level=None)
+        rival.execute("BEGIN IMMEDIATE")
+        with ChunkStore.open(root) as writer:
+            key = writer.put(canonical())
+            assert [info.key for info in writer.ls()] == [key]
+            rival.execute("ROLLBACK")
+        rival.close()
+        assert [info.key for info in reader.ls()] == [key]
+
+
+def test_a_canonical_whose_writer_died_before_its_row_has_one_once_it_is_acknowledged(root: Path) -> None:
+    with ChunkStore.open(root) as reader, ChunkStore.open(root) as writer:
+        assert reader.ls() == writer.ls() == []
+        file_of(root, canonical().key).write_bytes(encode(canonical(), 7.0))
+        key = writer.put(canonical())
+        assert [info.key for info in reader.ls()] == [key]
+        assert StoreAdmin(reader).stats().canonicals == 1
