@@ -13,7 +13,7 @@ import pytest
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, Context, StoreAdmin
 from tests.reliability import tenants
-from tests.store.builders import CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CONTEXT, VISION, assert_same, canonical, encoding, patch
 
 SECRET, OTHER_SECRET = b"a secret of acme, 32 bytes long!", b"another secret, also long enough"
 KEY = b"k" * 32
@@ -161,3 +161,14 @@ def test_the_index_of_one_tenant_has_no_row_of_another(tmp_path: Path) -> None:
             tenants = {tenant for [tenant] in db.execute("SELECT tenant FROM objects")}
         db.close()
         assert len(tenants) == 1
+
+
+def test_tenants_without_secrets_have_pictures_of_their_own(tmp_path: Path) -> None:
+    with ChunkStore.open(tmp_path, tenant="acme") as one, ChunkStore.open(tmp_path, tenant="beta") as other:
+        seen = encoding(tenant="acme")
+        one.put(seen)
+        assert other.get_encoding(VISION, seen.chunk_id) is None
+        other.put(encoding(tenant="beta"))
+        for store in (one, other):
+            record = store.get_encoding(VISION, seen.chunk_id)
+            assert record is not None and record.context.tenant == store.tenant
