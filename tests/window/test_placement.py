@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import permutations
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from kamera import ChunkStore, ReusePolicy
 from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
 from kamera.window import Arrange, Plan, Recall, former_of
+from kamera.window.placement import cheapest_order
 from tests.window.rig import FULL_RANK, Prefilled, chunks_of, distance, guarantees, make, rig, watching
 
 FORMS = ReusePolicy(rank=FULL_RANK, forms="always")
@@ -107,3 +109,18 @@ def test_dependents_are_those_conditioned_on_a_chunk_and_cost_what_their_repair_
     costs = found.values()
     assert (seen.forwards, seen.tokens) == (sum(c.forwards for c in costs), sum(c.tokens for c in costs))
     assert seen.tokens > 0
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_no_order_is_dearer_than_the_given_one_whatever_the_prices(count):
+    """Prices drawn at random lead a search astray; of few chunks all orders are compared."""
+    for seed in range(20):
+
+        def price(order, seed=seed):
+            return random.Random(f"{seed} {[*order]}").randrange(100), 0.0
+
+        items = list(range(count))
+        found = cheapest_order(items, price)
+        assert sorted(found) == items and price(found) <= price(items)
+        if count == 3:
+            assert price(found) == min(map(price, permutations(items)))
