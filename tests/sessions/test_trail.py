@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks.price.counting import named, shared, watching
 from kamera import ChunkStore, ReusePolicy, SessionPool, testbed
-from kamera.content import Conversations
+from kamera.content import Conversations, common_prefix
 from kamera.engines.hf import HfEngine
 from kamera.sessions import ChatSession
+from tests.sessions.rig import speaking
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 SYSTEMS = ("You watch a camera.", "You watch two cameras.", "You watch a camera. It is 3 o'clock.")
@@ -173,3 +174,16 @@ def test_an_edited_turn_answers_as_a_session_that_saw_its_history_alone(backbone
     for *_, history, turn in walked(backbone, frames, 1, 12, ReusePolicy.exact(), name):
         alone = ChatSession(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact())
         assert alone.send(history, **OPTIONS).token_ids == turn.token_ids
+
+
+def test_what_a_window_said_counts_only_behind_the_very_prompt_that_it_answered():
+    chat = ChatSession(speaking("headers"), ChunkStore.open("memory://"), policy=ReusePolicy.exact())
+    first = [{"role": "user", "content": "the lamp is on and the door is not " * 4}]
+    turn = chat.send(first, **OPTIONS)
+    for word, equal in (("lamp", True), ("door", False)):
+        begun = [{"role": "user", "content": first[0]["content"].replace("lamp", word, 1)}]
+        goes_on = [*begun, {"role": "assistant", "content": turn.text}, {"role": "user", "content": "and?"}]
+        prompt = Conversations(chat.backbone.processor).render(goes_on)
+        same = common_prefix(chat.prompt_ids.tolist(), prompt.ids.tolist())
+        shares = chat.state.shares(prompt)
+        assert (shares >= len(chat.prompt_ids)) is equal and (equal or shares <= same)
