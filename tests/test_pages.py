@@ -212,6 +212,7 @@ def _options(command: Any) -> set[str]:
     return found.union({"--help"}, *(_options(command.get_command(None, verb)) for verb in verbs))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("page", named(GUIDES))
 def test_every_option_that_a_page_explains_is_there(page):
     known = _options(get_command(app)) | THEIRS

@@ -136,7 +136,7 @@ def _edited(policy: Any) -> Any:
     return session(speaking("headers"), edit_policy=policy).send(TALK)
 
 
-@pytest.mark.few(19)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_refusal_is_short_however_large_the_value(entry):
     refused = 0

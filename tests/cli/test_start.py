@@ -11,6 +11,7 @@ import pytest
 HEAVY = {"torch", "transformers", "numpy", "rich.console", "PIL", "sqlite3"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["store", "--help"], ["eval", "--help"], ["nonsense"]]
 )

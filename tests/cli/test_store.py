@@ -107,6 +107,7 @@ def test_a_secret_comes_from_a_file_and_shows_what_it_names(capsys, tmp_path):
     assert (code, document["objects_before"], document["objects_after"]) == (0, 1, 0)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -38,6 +38,7 @@ def as_json(capsys, *arguments):
     return done.code, done.document
 
 
+@pytest.mark.few(1)
 def test_a_remote_is_listed_counted_and_verified(capsys, filled):
     code, listed = as_json(capsys, "ls", filled, "--kind", "canonical", "--limit", "2")
     assert (code, listed["objects"], len(listed["listed"])) == (0, 3, 2)
@@ -48,6 +49,7 @@ def test_a_remote_is_listed_counted_and_verified(capsys, filled):
     assert (code, report["ok"], report["quarantined"]) == (0, 6, [])
 
 
+@pytest.mark.few(1)
 def test_pins_and_gc_of_a_remote(capsys, filled):
     of_a = sum(info.bytes for info in objects(filled) if info.chunk_id == "a" * 64)
     code, document = as_json(capsys, "pin", filled, "a" * 64, "--ttl", "7d", "--cap", "1GiB")

@@ -98,6 +98,7 @@ def save(model: str, folder: Folder, path: Path) -> Path:
     return path
 
 
+@pytest.mark.few(4)
 @pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is not None, reason="the stock processors are there"
 )

@@ -93,6 +93,7 @@ FORMS: dict[str, tuple[Any, Image.Image]] = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_window_takes_a_picture_in_every_form(form):
     given, same = FORMS[form]
@@ -109,7 +110,7 @@ def test_a_window_takes_a_picture_in_every_form(form):
     assert held.search(given)[0].chunk_id == wanted
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_conversation_takes_a_picture_in_every_form(form, tmp_path):
     given, same = FORMS[form]

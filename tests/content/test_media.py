@@ -50,6 +50,7 @@ def pixels(image: Image.Image) -> list:
 # -- orientation -----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_a_photo_enters_upright(backbone, tmp_path, orientation):
     path = photo(tmp_path / "phone.jpg", orientation)
@@ -141,6 +142,7 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(form):
 # -- clips -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("options", "indices"),
     [

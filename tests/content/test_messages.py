@@ -96,6 +96,7 @@ def test_chunks_of_messages_make_the_templates_prompt(backbone):
     assert spelt(backbone, ids) == rendered
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [

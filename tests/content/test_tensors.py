@@ -42,7 +42,7 @@ def pad(value: torch.Tensor, left: int, right: int) -> torch.Tensor:
     return torch.nn.functional.pad(value, (left, right))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pads", [(0, 0), (6, 0), (0, 5), (2, 3)], ids=str)
 @pytest.mark.parametrize("family", families.families())
 def test_pads_that_a_mask_hides_are_no_content(family, pads):
@@ -54,7 +54,7 @@ def test_pads_that_a_mask_hides_are_no_content(family, pads):
     assert relative(logits(backbone, padded, made["input_ids"][0, -ASKED:]), want) <= 1e-4
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", families.families())
 def test_token_types_are_read_off_the_ids_only_where_they_say_it(family):
     backbone, made, want = bare(family)
@@ -114,7 +114,7 @@ WRONG = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_no_content_is_refused_by_name_before_anything_runs(case):
     change, says = WRONG[case]

@@ -151,7 +151,7 @@ def video(request, tmp_path_factory) -> tuple[Path, File]:
     return write(tmp_path_factory.mktemp("video") / "clip", file), file
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 def test_frames_and_times_are_those_of_a_whole_decode(video):
     path, file = video
     frames = decode_all(path, file.turn)
@@ -193,6 +193,7 @@ def pictures(count: int) -> list[Image.Image]:
     return [Image.fromarray(shade(20 * i, (32, 16))) for i in range(count)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("suffix", ["gif", "webp", "apng", "png"])
 def test_an_animated_picture_is_a_clip_and_a_still_one_a_picture(tmp_path, suffix):
     moving, still = tmp_path / f"moving.{suffix}", tmp_path / f"still.{suffix}"

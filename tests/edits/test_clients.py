@@ -125,6 +125,7 @@ def sent(rule: EditPolicy, full: Messages) -> list[tuple[Messages, Messages]]:
     return [(full[:i], rule(full[:i], 0)) for i in turns([*full, {"role": "assistant", "content": ""}])]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_rule_is_found_at_the_first_turn_that_shows_it(rule):
     asked = sent(rule, talk(24))

@@ -124,6 +124,7 @@ CLIENTS: dict[str, tuple[Messages, Rule]] = {
 }
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_a_client_does_next_is_foretold_from_the_first_time_on(name):
     full, rule = CLIENTS[name]

@@ -31,6 +31,7 @@ def placed(backbone, spans):
     return kv, places
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", BATCHED)
 def test_a_row_is_the_span_alone(family):
     backbone = tiny.backbone(family)

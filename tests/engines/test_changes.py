@@ -98,7 +98,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_changed_model_is_refused_until_it_is_refreshed(change: Callable[[Any], None]):
     backbone = Backbone(tiny.build(FAMILY))

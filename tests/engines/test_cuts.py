@@ -60,6 +60,7 @@ def _mlps(family: str, dtype: torch.dtype) -> nn.Module:
     return _as(tiny.build(family, dtype), PerCall, "language_model.layers.1.mlp")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("build", [_whole, _tower, _mlps], ids=["whole", "tower", "one MLP"])
 def test_scales_of_a_whole_call_are_found_wherever_they_are(build, dtype, caplog):

@@ -40,7 +40,7 @@ def bound(name: str) -> float:
     return 5e-5 if name.startswith("gemma4") else 1e-5
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "kind"), moves())
 def test_relocation_equals_prefill_at_the_new_position(name, kind):
     b, offset = backbone(name), move(name, kind)
@@ -52,7 +52,7 @@ def test_relocation_equals_prefill_at_the_new_position(name, kind):
     assert worst(here, there) > 1e-2  # or nothing would have had to move
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SERVED)
 def test_relocation_in_bfloat16_rounds_once_in_the_first_layer(name):
     b = backbone(name, torch.bfloat16)
@@ -65,7 +65,7 @@ def test_relocation_in_bfloat16_rounds_once_in_the_first_layer(name):
     assert worst(relocate_kv(here, b.layout, offset), there, layers=[0]) <= 1e-2
 
 
-@pytest.mark.few(19)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_full_patch_equals_the_conditioned_prefill_anywhere(name):
     b = backbone(name)
@@ -87,6 +87,7 @@ def test_a_full_patch_equals_the_conditioned_prefill_anywhere(name):
         assert worst(apply_patch(canonical, patch, b.layout, place), want) <= bound(name)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", SERVED)
 def test_encode_then_prefill_equals_the_plain_model(name):
     """Stopping the model at its decoder's door changes nothing: KV, positions and logits."""

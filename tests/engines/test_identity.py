@@ -96,7 +96,7 @@ MADE: dict[str, str] = {}
 """The fingerprints that the changes come to, by their names."""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_of_one_thing_is_another_model(change: Callable[[Any], None]):
     made = [tiny.build(FAMILY) for _ in range(2)]

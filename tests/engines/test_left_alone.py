@@ -111,7 +111,7 @@ def engine(request):
 TRAINED = "a window", "uncached", "a streamer that fails, uncached"
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("call", "mode"), [*((call, "eval") for call in CALLS), *((call, "train") for call in TRAINED)]
 )

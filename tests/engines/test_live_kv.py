@@ -183,6 +183,7 @@ def edited(state: list[tuple[int, int, int]], edit: str, by) -> list[tuple[int, 
     return state[::-1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", FAMILIES)
 @settings(max_examples=8)

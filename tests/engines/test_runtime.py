@@ -51,7 +51,7 @@ FACTS = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [*FAMILIES, *LIMITED])
 def test_the_probe_reads_off_what_the_family_is(name):
     d = describe(backbone(name))
@@ -83,6 +83,7 @@ def test_state_other_than_relocatable_kv_is_refused_by_reason(name):
         HfEngine(build(name))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -123,6 +124,7 @@ def test_proofs_hold_on_every_layout_and_name_what_fails():
     assert proof.worst == "layer 0 channel k"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", samples.PICTURED)
 def test_the_meter_counts_what_the_modules_run(name):
     b = backbone(name)
@@ -169,6 +171,7 @@ def test_a_shared_cache_leaves_the_original_as_it_was(name):
     assert forwards.make_cache(b, []).get_seq_length() == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "deepseek_v2", "gemma3", "ernie", "gemma4_vl"])
 def test_eager_and_sdpa_agree_and_masks_are_never_boolean(name):
     """A boolean mask is silently added as 0 and 1 by eager attention."""

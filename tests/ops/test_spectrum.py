@@ -51,7 +51,7 @@ def ways(monkeypatch):
     return count
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("tokens", "features"), [(300, 160), (160, 300), (256, 256)])
 @pytest.mark.parametrize("fall", [0.5, 0.9, 0.97])

@@ -111,7 +111,7 @@ def served(one, orders) -> tuple[float, int]:
     return taken / sum(a.tokens for a in done.admissions), later
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("forms", ["returning", "always"])
 @pytest.mark.parametrize("minimum", ["exact", "patched", "blind"])
 def test_plans_and_account_tell_all_forwards(minimum, forms):

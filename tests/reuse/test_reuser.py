@@ -33,6 +33,7 @@ def answered(plan):
     return done, done.window.next_token_logits(done.question)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_exact_tier_equals_the_uncached_model(name):
     backbone, draw = family(name), random.Random(0)
@@ -74,6 +75,7 @@ def test_the_longest_prefix_of_earlier_prompts_is_kept():
     assert plan.cost.tokens == 2 * len(d)  # in context, and behind the sink alone for the store
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", ["negated", "renamed", "dropped", "swapped"])
 def test_a_changed_left_context_is_never_exact_or_patched(change):
     backbone = family("llama_mqa")

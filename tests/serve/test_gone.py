@@ -77,7 +77,7 @@ def leave(served: Served, body: dict[str, Any], layers: Layers) -> None:
     layers.gone.set()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("kind", "at"), [("prefill", 1), ("prefill", 3), ("tower", 1), ("step", 7)], ids=str)
 def test_no_layer_runs_after_a_client_has_gone(served, kind, at, streams):

@@ -154,7 +154,7 @@ def served():
         yield found
 
 
-@pytest.mark.few(33)
+@pytest.mark.few(13)
 @pytest.mark.parametrize(("path", "body", "says"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_what_is_malformed_or_not_supported_is_named(served: Served, path, body, says):
     answer = served.post(path, {"model": "testbed", **body})
@@ -163,6 +163,7 @@ def test_what_is_malformed_or_not_supported_is_named(served: Served, path, body,
     assert says in error["message"] and len(error["message"]) < 500
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("data", "status"),
     [

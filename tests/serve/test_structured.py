@@ -220,6 +220,7 @@ def test_langchain_is_told_what_it_asked_for(served: Served, method):
     assert isinstance(streamed[-1], Weather)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("over", ["responses", "chat"])
 def test_an_agent_of_openai_has_its_output_type(served: Served, over):
     made, runner = agent(served, over, name="any", instructions=None, max_tokens=200, output_type=Weather)

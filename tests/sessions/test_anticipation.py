@@ -71,7 +71,7 @@ def before_the_answer(session: ChatSession, message, **options: Any) -> tuple[li
 # -- a right guess ---------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("tiny", "policy", "keep"),
     [

@@ -70,6 +70,7 @@ def test_a_turn_that_is_unknown_deleted_or_anothers_is_refused_by_name():
     assert chat.messages == before
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", range(3))
 def test_a_turn_leaves_from_the_middle_and_those_behind_it_stay(number):
     chat, turns = session(speaking("headers")), []

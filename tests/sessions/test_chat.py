@@ -24,6 +24,7 @@ def apart(chat: ChatSession, messages, tools=None) -> float:
     return relative(chat.next_token_logits(messages), plain_logits(chat.backbone, messages, tools))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("style", ["thinking", "headers", "turns", "instructions", "plain"])
 def test_a_growing_conversation_answers_as_an_uncached_one(style):
     chat = session(speaking(style))

@@ -45,6 +45,7 @@ def test_of_two_loaded_sessions_the_second_to_save_is_refused(tmp_path):
     assert _said(ChatSession.load(path, backbone, other.store).messages) == ["hello"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("threads", [2, 4])
 def test_every_turn_of_every_thread_on_one_session_stays(threads):
     chat = session(speaking("headers"))

@@ -34,7 +34,7 @@ def calling(name: str) -> tuple[str, Client]:
     return said, Client([int(i) for i in backbone(name).builder.tokenize(said)])
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calls_of_an_engines_reply_are_read_as_those_of_a_model_in_process(name):
     said, client = calling(name)

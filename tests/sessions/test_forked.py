@@ -56,7 +56,7 @@ def stopped(monkeypatch, owner: object, name: str) -> Iterator[threading.Event]:
         go.set()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", ["flush", "send", "session", "list_saved"])
 def test_a_child_forked_while_a_save_is_pending_does_not_wait_for_it(tmp_path, monkeypatch, call):
     pool = opened(tmp_path)

@@ -64,7 +64,7 @@ def chat() -> ChatSession:
     return session(speaking("thinking"))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_fits_a_schema_can_be_said_and_nothing_else(chat: ChatSession, name):
     schema, good, bad = CASES[name]
@@ -101,7 +101,7 @@ def test_a_schema_that_cannot_be_bound_is_refused_where_it_is(chat: ChatSession,
         session(chat.backbone, tools=[tool]).send(ASK, grammar=Grammar(tools=("f",)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_forced_call_is_in_the_models_own_form(family):
     """Of a model that says anything the call is read back, of a tool that was named."""

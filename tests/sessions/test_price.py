@@ -153,7 +153,7 @@ def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, 
     assert sum(u.now.forwards + u.background.forwards for u in total) == seen.forwards
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("family", tiny.of_each_kind(sorted(tiny.FAMILIES)))
 def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model(family):
     from tests.window.rig import SYSTEM, Prefilled, live, rig, worst

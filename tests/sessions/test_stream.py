@@ -92,6 +92,7 @@ def plain(backbone, **options) -> tuple[int, ...]:
     return tuple(out[0, made["input_ids"].shape[1] :].tolist())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("drawn", [{"do_sample": False}, {"seed": 3}], ids=str)
 @pytest.mark.parametrize("uncached", [False, True])
 def test_drafted_tokens_change_no_answer_and_no_logprobs(uncached, drawn):

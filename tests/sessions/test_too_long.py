@@ -57,7 +57,7 @@ def test_a_prompt_is_served_up_to_the_models_last_position_and_refused_by_name_b
     assert count < made["input_ids"].shape[1] or fits.axes == 1
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", families.families())
 def test_a_window_longer_than_that_is_what_the_plain_model_makes_of_it(family):
     engine = limited(family, 40)

@@ -46,6 +46,7 @@ def blobs(opener: Opener) -> Iterator[Blobs]:
     opened.close()
 
 
+@pytest.mark.few(3)
 def test_what_was_put_comes_back_byte_for_byte(blobs: Blobs) -> None:
     every = bytes(range(256)) * 5
     large = os.urandom(6 * 2**20)  # several parts for an object store
@@ -58,6 +59,7 @@ def test_what_was_put_comes_back_byte_for_byte(blobs: Blobs) -> None:
     assert blobs.get("objects/c") is None
 
 
+@pytest.mark.few(4)
 def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
     count = 270 if blobs.url == "r://" else 30  # more than Redis is asked for in one round trip
     names = [f"objects/{i:03d}" for i in range(count)]

@@ -44,6 +44,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.few(1)
 @CODECS
 @settings(max_examples=30, deadline=None)
 @given(record=records)
@@ -56,6 +57,7 @@ def test_every_record_survives_the_codec(codec: Sealed, record: Any) -> None:
     assert (info.key, info.bytes, info.context) == (name, len(data), record.context)
 
 
+@pytest.mark.few(1)
 @CODECS
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())

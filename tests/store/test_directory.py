@@ -60,6 +60,7 @@ def test_a_canonical_that_is_there_is_not_written_again(root: Path) -> None:
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("call", ["replace", "fsync", "write"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_write_that_is_interrupted_leaves_the_old_object(

@@ -83,6 +83,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", STORES.values(), ids=STORES)
 def test_nothing_of_the_chunk_is_left_and_everything_else_is(root: Path, options: dict[str, Any]) -> None:
     with ChunkStore.open(root, **options) as store:
@@ -197,6 +198,7 @@ def holding(root: Path, needles: dict[str, bytes]) -> list[tuple[str, str]]:
     return [(f, what) for f, data in snapshot(root).items() for what, n in needles.items() if n in data]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", STORES.values(), ids=STORES)
 def test_no_byte_of_a_forgotten_id_is_left_in_any_file(root: Path, options: dict[str, Any]) -> None:
     count, gone = 60, [chunk(n) for n in (3, 17, 41, 44, 59)]

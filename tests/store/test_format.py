@@ -85,6 +85,7 @@ def test_any_safetensors_reader_reads_the_file(tmp_path: Path) -> None:
         assert json.loads(file.metadata()["kamera"])["chunk_id"] == record.chunk_id
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("algorithm", ["sha256", "blake3"])
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000, 8 * 2**20])
 def test_the_digests_are_those_of_the_specification(
@@ -146,6 +147,7 @@ def test_what_the_format_cannot_hold_is_the_callers_mistake(fields: dict[str, An
 # -- damage ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("record", [canonical(), patch(), patch(kind="orbit")])
 def test_every_single_flipped_byte_is_refused(record: Any) -> None:
     data = encode(record, 7)

@@ -36,6 +36,7 @@ def test_a_lost_index_is_rebuilt_from_the_files(root: Path) -> None:
         assert store.contexts_of(CHUNK) == [CONTEXT]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "half a page", "another schema"])
 def test_an_unreadable_index_is_rebuilt_from_the_files(root: Path, damage: str) -> None:
     with ChunkStore.open(root) as store:
@@ -148,6 +149,7 @@ def copied(root: Path, target: Path) -> None:
         shutil.copy(path, target)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["plain", "sealed"])
 def test_a_lost_tail_of_the_log_is_noticed(root: Path, kind: str) -> None:
     options: dict[str, Any] = {} if kind == "plain" else {"tenant": "acme", "secret": SECRET}
@@ -186,6 +188,7 @@ LIES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("column", LIES)
 @pytest.mark.parametrize("kind", ["plain", "sealed"])
 def test_verify_mends_whatever_a_row_says_wrongly(root: Path, kind: str, column: str) -> None:

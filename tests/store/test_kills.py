@@ -45,6 +45,7 @@ def test_a_thousand_killed_writers_lose_nothing() -> None:
     assert {name: found[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "statement, phase", [(s, p) for s in ("INSERT", "COMMIT") for p in ("before", "after")]
 )
@@ -67,6 +68,7 @@ def test_a_writer_killed_before_its_row_leaves_agreement(tmp_path: Path, stateme
     assert oracle.allowed[0] == {9}  # the file came before the row
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_check_itself_can_fail(tmp_path: Path, wrong: str) -> None:
     root = tmp_path / "store"

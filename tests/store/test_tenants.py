@@ -62,6 +62,7 @@ QUESTIONS: dict[str, Callable[[ChunkStore], Any]] = {
 }
 
 
+@pytest.mark.few(4)
 @owners
 @pairs
 @pytest.mark.parametrize("place", ["here", "obstore+file://{}/remote"], ids=["directory", "remote"])
@@ -126,6 +127,7 @@ def lookups(store: ChunkStore, name: str) -> dict[str, list[str]]:
     return {question: tenants.steps_of(lambda ask=ask: ask(store)) for question, ask in questions.items()}
 
 
+@pytest.mark.few(2)
 @pairs
 def test_a_foreign_look_up_takes_the_same_steps_hit_or_miss(tmp_path: Path, stranger: dict[str, Any]) -> None:
     steps = []

@@ -38,6 +38,7 @@ def slow_answer(frames, kind, subject):
     return GLYPHS[glyph[subject]] if kind == "glyph" else COLOURS[value[subject]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["LLRI", "LRLI", "LRRI", "LIRI", "LPRIR", "lrI", "LRi", "I", "RB", "LL"])
 def test_truth_equals_the_slow_walk_for_every_order_and_subset(layout):
     episode = World(5).episode(0, layout=layout)

@@ -156,7 +156,7 @@ def test_exact_and_fully_patched_slots_answer_as_a_reprefill(family, operations)
 EVERYTHING = ("append", "append", "later", "recall", "slide", "evict", "reorder", "condition", "condition")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("minimum", "family"),
     [
@@ -272,6 +272,7 @@ def test_a_blind_slot_equals_a_model_masked_from_other_chunks(family):
     assert guarantees(window)[0] == "exact"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_full_rank_patch_from_the_store_restores_the_reprefill(family):
     backbone, chunks = rig(family, count=3)

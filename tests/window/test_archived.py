@@ -68,6 +68,7 @@ def check(window: KameraWindow, chunks: list) -> int:
     return stored
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_chunks_that_leave_from_any_place_are_archived_as_the_model_computes_them_alone(pieces, policy):
     backbone, chunks = pieces

@@ -96,7 +96,7 @@ def same_answer(window: KameraWindow, other: KameraWindow) -> bool:
 # -- what goes on ----------------------------------------------------------------------------------
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
 @pytest.mark.parametrize("archive", ["now", "later"])
 def test_appends_and_slides_answer_as_with_a_store(pieces, failing, archive):

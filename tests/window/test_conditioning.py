@@ -21,6 +21,7 @@ from tests.window.rig import (
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25"])
 def test_conditioning_off_and_on_restores_every_bit(family):
     backbone, chunks = rig(family)
@@ -85,7 +86,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("changed", ["branch", "window"])
 def test_what_one_branch_does_never_shows_in_the_other(operation, changed):

@@ -43,7 +43,7 @@ def test_moves_within_reach_of_stored_patches_run_nothing(family):
     assert guarantees(window) == ["exact", "patched", "patched"]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "policy",
@@ -64,6 +64,7 @@ def test_a_recall_that_misses_is_one_forward_and_no_encode(family, policy):
     assert guarantees(window) == ["exact", "exact"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_new_chunk_costs_one_encode_and_two_forwards(family):
     backbone, chunks = rig(family)

@@ -97,6 +97,7 @@ def test_a_wrong_policy_is_refused_when_it_is_made(case):
         ReusePolicy(**options)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("archive", ["now", "later"])
 def test_an_append_that_fails_after_sliding_changes_nothing(after, archive):
@@ -113,6 +114,7 @@ def test_an_append_that_fails_after_sliding_changes_nothing(after, archive):
     assert len(window.append(fresh).evicted) == 1  # and it goes on
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("operation", ["recall", "reorder", "exact slide", "keep an answer"])
 def test_whatever_fails_in_the_model_leaves_the_window_as_it_was(operation):
     backbone, chunks = rig(FAMILY)

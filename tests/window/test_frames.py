@@ -12,7 +12,7 @@ from tests.models import tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", tiny.of_each_kind((*tiny.FAMILIES, *tiny.LIMITED)))
 def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     backbone, chunks = rig(family, 3)
@@ -34,6 +34,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     assert asked[0] == asked[1]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("family", tiny.of_each_kind((*tiny.FAMILIES, *tiny.LIMITED)))
 def test_positions_added_up_are_those_of_the_whole_sequence(family):
     backbone, chunks = rig(family, 3)

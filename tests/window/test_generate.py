@@ -64,7 +64,7 @@ def exact(request):
     return window, Prefilled(backbone, chunks[1:3])
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", OPTIONS)
 def test_generate_gives_the_tokens_of_the_models_own_generate(exact, case):
     window, plain = exact
@@ -85,7 +85,7 @@ def test_generate_gives_the_tokens_of_the_models_own_generate(exact, case):
     assert before.matches(window)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("draws", [{"do_sample": False}, {"do_sample": True}], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("case", DRAFTS)
 def test_drafted_tokens_change_no_answer(exact, case, draws):
@@ -101,6 +101,7 @@ def test_drafted_tokens_change_no_answer(exact, case, draws):
     assert torch.equal(window.generate(question, **options, **drafts), want)
 
 
+@pytest.mark.few(3)
 def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
     window, _ = exact
     branch = window.fork()

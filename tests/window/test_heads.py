@@ -36,6 +36,7 @@ def off(window, chunks) -> float:
     return relative(window.next_token_logits(QUESTION), Prefilled(former_of(window).backbone, chunks).logits)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", [EXACT, FORM], ids=["exact", "form"])
 def test_an_edited_text_is_prefilled_from_its_first_change(family, policy):

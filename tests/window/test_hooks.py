@@ -35,7 +35,7 @@ def counting(model: Any) -> tuple[Counter[str], list[Any]]:
     return seen, handles
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", ["before its Backbone", "after it", "in a window's life", "for all modules"])
 def test_a_hook_that_counts_serves_and_shares_its_store(when, tmp_path):
     plain, store = HfEngine(tiny.build(FAMILY)), ChunkStore.open(tmp_path / "store")

@@ -30,6 +30,7 @@ def features(backbone: HfEngine, chunk) -> torch.Tensor:
     return mean / mean.norm()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", tiny.of_each_kind(samples.PICTURED))
 def test_every_family_has_embeddings_of_its_picture_tokens(family):
     backbone = tiny.backbone(family)
@@ -94,6 +95,7 @@ def test_recall_like_a_picture_equals_recall_by_id(watched):
     assert torch.equal(by_look.next_token_logits("What?"), by_id.next_token_logits("What?"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [

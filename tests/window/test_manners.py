@@ -107,6 +107,7 @@ def blocks(*windows: KameraWindow) -> dict[tuple, int]:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("family", "kv"), [(FAMILY, "as-is"), (FAMILY, "int8"), ("deepseek_v32", "as-is")])
 def test_memory_is_what_the_tensors_take(family, kv, tmp_path):
     backbone, chunks = rig(family)

@@ -43,7 +43,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options, reason", OTHERS.values(), ids=OTHERS)
 def test_another_backbone_says_what_differs(tmp_path, options, reason, caplog):
     with ChunkStore.open(tmp_path / "store") as store:

@@ -42,6 +42,7 @@ def assert_refused(window, call, match: str = "not finite") -> str:
     return str(caught.value)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("leading", [True, False])
 @pytest.mark.parametrize("archive", ["now", "later"])
@@ -57,6 +58,7 @@ def test_pixels_that_are_not_finite_are_refused(bad, leading, archive):
     assert "pixels" in said
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("leading", [True, False])
 @pytest.mark.parametrize("archive", ["now", "later"])
 def test_an_overflow_of_float16_is_refused(leading, archive):

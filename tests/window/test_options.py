@@ -65,6 +65,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_an_option_that_is_none_is_refused_before_anything_runs(wrong):
     options, says = WRONG[wrong]

@@ -42,6 +42,7 @@ def copied(saved, tmp_path):
     return window, tmp_path / "copy"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25", "deepseek_v32"])
 def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
     """Its keys stand a frame away from the window's own positions."""
@@ -57,6 +58,7 @@ def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
     assert Snapshot.of(window).matches(loaded, numbers=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25", "deepseek_v32"])
 def test_a_window_comes_back_bit_for_bit(family, tmp_path):
     window = mixed(family)

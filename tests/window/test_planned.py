@@ -62,7 +62,7 @@ def asked(window: KameraWindow, chunks, operation: tuple) -> tuple[str, tuple, d
     return name, (first, chunks[rest[0]]), {"on_leave": rest[1]}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(operations=st.lists(OPERATIONS, min_size=3, max_size=9), kv=st.sampled_from(["as-is", "int8"]))

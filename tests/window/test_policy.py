@@ -54,7 +54,7 @@ MATRIX = [
 ]
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("minimum", "on_miss"), MATRIX)
 def test_minimum_and_on_miss_decide_what_a_recall_does(pieces, minimum, on_miss):
     backbone, (a, b, *_) = pieces

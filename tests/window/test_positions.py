@@ -20,7 +20,7 @@ from tests.window.rig import (
 )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_slides_equal_one_move_bit_for_bit(family, dtype, monkeypatch):

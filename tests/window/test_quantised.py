@@ -35,6 +35,7 @@ def pieces():
     return rig("qwen2_5_vl")
 
 
+@pytest.mark.few(3)
 @CODECS
 @pytest.mark.parametrize("family", FAMILIES)
 def test_decoded_kv_is_patched_at_best_and_a_patch_repairs_it(family, codec):

@@ -139,6 +139,7 @@ def test_a_recipe_is_shown_as_its_window_shows_it(family):
         assert (seen.forwards, seen.encodes) == (0, 0)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("how", ["tenant", "fingerprint", "kv", "gone", "reformed", "ids", "moved"])
 def test_foreign_and_stale_recipes_are_refused_by_name(window, how):
     recipe = returned(window).recipe()

@@ -36,7 +36,7 @@ def requested(window: KameraWindow, verb: str, *given_: Any, **options: Any) -> 
     return requests.Arrange(here, operation=verb, **options)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(operations=st.lists(OPERATIONS, min_size=3, max_size=8), written=st.booleans())

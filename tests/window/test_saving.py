@@ -94,6 +94,7 @@ def test_saves_of_two_processes_leave_one_whole_window(windows, tmp_path):
     assert one_of(KameraWindow.load(path, *over(windows[0])), windows[1:])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("at", ["open", "fsync", "replace"])
 def test_a_save_that_dies_leaves_the_old_window(windows, tmp_path, at):
     """In a child that is gone, without a word, at the step of that name."""

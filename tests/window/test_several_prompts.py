@@ -98,6 +98,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change, same", CHANGES.values(), ids=CHANGES)
 def test_an_encoding_belongs_to_its_vision_part(change, same):
     backbone = HfEngine(tiny.build(FAMILY))

@@ -29,6 +29,7 @@ def assert_refused(window, call) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("text", [(0, 0), (2, 0)])
 def test_touching_pictures_are_refused_on_arrival(family, text):
@@ -41,6 +42,7 @@ def test_touching_pictures_are_refused_on_arrival(family, text):
     assert_refused(window, lambda: window.recall(stored.id))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_edit_brings_pictures_together(family):
     backbone = tiny.backbone(family)
@@ -52,6 +54,7 @@ def test_no_edit_brings_pictures_together(family):
     window.slide(2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pictures_with_text_between_are_exact(family):
     backbone = tiny.backbone(family)

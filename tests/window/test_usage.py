@@ -27,7 +27,7 @@ VERBS = ("append", "slide", "reorder", "reorder", "recall", "condition", "ask", 
 OPTIONS = {"max_new_tokens": 2, "do_sample": False}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_window_that_slides_recalls_reorders_and_forks(policy):
     own, chunks = rig("qwen2_5_vl", 5)

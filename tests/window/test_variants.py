@@ -72,7 +72,7 @@ def test_a_window_is_a_reprefill_under_either_attention(family, attention):
     assert torch.equal(got, plain.generate(max_new_tokens=4, **GREEDY)[0])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", [ReusePolicy(rank=4, forms="always"), ReusePolicy(minimum="exact")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_reports_what_single_precision_does(family, policy):
@@ -90,6 +90,7 @@ def test_half_precision_reports_what_single_precision_does(family, policy):
     assert torch.equal(sequence_of(window).position_ids, sequence_of(reference).position_ids)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
 def test_an_exact_window_in_half_precision_equals_a_reprefill(family):
     """Not to the last bit: a prefill in pieces rounds otherwise than one in a single piece."""

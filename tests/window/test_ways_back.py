@@ -150,7 +150,7 @@ def _by_hand(family: str) -> Sequence[pytest.MarkDecorator]:
 # -- a saved window --------------------------------------------------------------------------------
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @in_orders(FAMILIES)
 @pytest.mark.usefixtures("names")
 def test_a_loaded_window_prefills_again_as_the_plain_model(family: str, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_loaded_window_prefills_again_as_the_plain_model(family: str, tmp_path
     assert_a_reprefill(window, chunks[::-1])
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @in_orders(KINDS)
 @pytest.mark.usefixtures("names")
 def test_what_a_loaded_window_archives_is_what_a_fresh_store_holds(family: str, tmp_path: Path) -> None:
@@ -238,6 +238,7 @@ def test_a_window_that_lacks_a_tensor_is_refused(lost: str, says: str, tmp_path:
 # -- stores ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", STACKED)
 def test_a_reopened_directory_gives_what_the_plain_model_computes(family: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of(family), chunks_of(family)
@@ -248,7 +249,7 @@ def test_a_reopened_directory_gives_what_the_plain_model_computes(family: str, t
         assert_recalled_in_new_company(store, backbone, chunks)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", [pytest.param(family, marks=_by_hand(family)) for family in KINDS])
 def test_a_copied_store_gives_what_the_plain_model_computes(family: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of(family), chunks_of(family)
@@ -269,6 +270,7 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", [pytest.param(family, marks=_by_hand(family)) for family in FAMILIES])
 def test_a_remote_gives_another_machine_what_the_plain_model_computes(
     family: str, server: RedisServer
@@ -312,7 +314,7 @@ def talk(sees: bool) -> list[dict]:
     ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @in_orders(KINDS)
 @pytest.mark.usefixtures("names")
 def test_a_resumed_session_forgets_as_if_the_plain_model_had_never_seen(family: str, tmp_path: Path) -> None:

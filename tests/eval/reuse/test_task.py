@@ -94,6 +94,7 @@ def asked_content(picture):
     return [image, {"type": "text", "text": picture.caption}]
 
 
+@pytest.mark.slow
 def test_a_patch_answers_behind_every_trace_and_blind_reuse_does_not(run):
     results, out = run
     assert results.items == results.labelled == 4 and not results.problems

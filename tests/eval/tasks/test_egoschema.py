@@ -79,6 +79,7 @@ def test_the_submission_maps_uids_to_the_numbers_of_letters(tmp_path: Path) -> N
     assert json.loads(path.read_text()) == {UIDS[0]: 4, UIDS[2]: 0}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("record", "what"),
     [

@@ -123,7 +123,7 @@ def test_results_are_json_of_the_official_template(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("row", "what"),
     [
