@@ -151,7 +151,7 @@ def video(request, tmp_path_factory) -> tuple[Path, File]:
     return write(tmp_path_factory.mktemp("video") / "clip", file), file
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(3)
 def test_frames_and_times_are_those_of_a_whole_decode(video):
     path, file = video
     frames = decode_all(path, file.turn)

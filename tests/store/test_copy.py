@@ -73,7 +73,7 @@ def file_of(path: Path, record: Any) -> Path:
     return path / "objects" / f"{record.key}.safetensors"
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(3)
 @stores
 @pytest.mark.parametrize("into", STORES.values(), ids=STORES)
 def test_a_store_of_any_kind_comes_back_in_one_of_any_kind(

@@ -149,6 +149,7 @@ def test_background_work_of_a_window_that_only_grows_is_what_a_prefix_cache_runs
     assert usage.background.tokens <= usage.now.tokens and usage.background.forwards <= usage.now.forwards
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_every_order_of_prepared_chunks_runs_nothing(count):
     backbone, _ = rig("qwen2_5_vl")
