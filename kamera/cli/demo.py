@@ -15,7 +15,7 @@ from kamera.cli.command import command
 from kamera.cli.output import Output, listing
 
 if TYPE_CHECKING:
-    from kamera.eval.demo import Demo
+    from kamera.eval.demo import Demo, DemoRow
 
 _NEXT = """\
 Your own model (a directory, or a name: Qwen/Qwen2.5-VL-7B-Instruct) and video:
@@ -75,17 +75,7 @@ def demo(
     entries.pop("events")
     document = {**entries, "video": clip_folder, "view": str(path), "seconds": seconds}
     columns = ("after", "arm", "tokens before the answer", "in the background", "right", "KL, nats")
-    rows = [
-        (
-            row.operation if row.arm == CACHE else "",
-            row.arm,
-            f"{row.tokens:,}",
-            f"{row.background:,}",
-            f"{row.right} of {row.n}",
-            f"{row.kl:.0e}",
-        )
-        for row in result.rows
-    ]
+    rows = [(row.operation if row.arm == CACHE else "", *cells(row)) for row in result.rows]
     title = (
         f"{clips} clip{'s' * (clips > 1)}, three frames in view. Questions are about what is in view; in the "
         "worst case a legend that has left would answer otherwise. KL: to the re-prefill."
@@ -93,6 +83,12 @@ def demo(
     notes = [f"clips kept in {folder}"] if video else []
     lines = ["", *_picture(result), "", *notes, f"The first clip's page: {path}", "", _NEXT]
     out.write(document, [listing(title, columns, rows), *lines])
+
+
+def cells(row: DemoRow) -> tuple[str, ...]:
+    """The arm of a row and its figures."""
+    figures = (f"{row.tokens:,}", f"{row.background:,}", f"{row.right} of {row.n}", f"{row.kl:.0e}")
+    return (row.arm, *figures)
 
 
 def _picture(result: Demo) -> Iterator[str]:

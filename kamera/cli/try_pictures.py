@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from kamera.cli.command import command
+from kamera.cli.demo import cells
 from kamera.cli.options import Loading, Model
 from kamera.cli.output import Output, listing
 
@@ -67,17 +68,7 @@ def try_pictures(
         "as the re-prefill",
         "KL, nats",
     )
-    rows = [
-        (
-            row.operation,
-            row.arm,
-            f"{row.tokens:,}",
-            f"{row.background:,}",
-            f"{row.right} of {row.n}",
-            f"{row.kl:.0e}",
-        )
-        for row in result.rows
-    ]
+    rows = [(row.operation, *cells(row)) for row in result.rows]
     title = f"{keep} in view of {len(files)} files. KL: of the first token, to the re-prefill."
     out.write(document, [listing(title, columns, rows), "", _said(result), "", f"The page: {path}"])
 

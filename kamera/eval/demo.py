@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from kamera.engines.hf import Backbone, HfEngine
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import Event, KameraWindow, Report
+
+Item = TypeVar("Item")
 
 SEED = 700_000
 LAYOUT = "LLILIL"
@@ -80,7 +82,7 @@ def run_demo(
         testbed.render_video(episode.frames, path)
         walk = _ClipWalk(engine, episode, testbed.read_frames(path), [SEED, clip], per_kind)
         if clip == 0:
-            walk.window.on_event(partial(_hear, events))
+            walk.window.on_event(partial(hear, events))
         for operation in walk.operations():
             yield f"clip {clip + 1} of {clips}: {operation}"
             for row in walk.rows(operation):
@@ -98,7 +100,21 @@ def over_all(rows: Sequence[DemoRow]) -> DemoRow:
     return replace(rows[0], **sums, kl=float(np.mean([row.kl for row in rows])))
 
 
-def _hear(events: list[Event], event: Event) -> None:
+def blind_of(window: KameraWindow) -> KameraWindow:
+    """A fork of a window in which every slot shows its canonical."""
+    blind = window.fork()
+    for slot in blind.slots:
+        blind.condition(slot, False)
+    return blind
+
+
+def behind_change(before: Sequence[Item], after: Sequence[Item]) -> Sequence[Item]:
+    """What a prefix cache that has ``before`` runs of ``after``: all from the first change on."""
+    same = [*takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))]
+    return after[len(same) :]
+
+
+def hear(events: list[Event], event: Event) -> None:
     """Note an event of the window; those of its forks are another's."""
     if not events or event.window == events[0].window:
         events.append(replace(event, session=KAMERA))
@@ -145,11 +161,8 @@ class _ClipWalk:
         """Every arm after an operation."""
         order = self._frames(self.shown)
         fresh = self._window(ReusePolicy.exact(), order)
-        blind = self.shown.fork()
-        for slot in blind.slots:
-            blind.condition(slot, False)
-        same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(self.before, order, strict=False))])
-        cached = 0 if operation == "prepare orders" else sum(self.chunks[i].num_tokens for i in order[same:])
+        blind, rest = blind_of(self.shown), behind_change(self.before, order)
+        cached = 0 if operation == "prepare orders" else sum(self.chunks[i].num_tokens for i in rest)
         arms = {CACHE: (fresh, cached, 0), KAMERA: (self.shown, self.tokens, self.background)}
         if operation == WORST:
             strict = self._window(ReusePolicy(on_leave="exact"), self.before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from kamera.certify import contents_of, kl
 from kamera.content import Chunk, Spoken
 from kamera.engines.hf import Backbone, HfEngine
-from kamera.eval.demo import BLIND, CACHE, KAMERA, Demo, DemoRow, over_all
+from kamera.eval.demo import BLIND, CACHE, KAMERA, Demo, DemoRow, behind_change, blind_of, hear, over_all
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy
 from kamera.window import Event, KameraWindow, Report, former_of
@@ -44,7 +43,7 @@ def walk_files(
             f"{len(chunks)} contents, {keep} in view: give two more than stay in view, which are two"
         )
     window, events = KameraWindow(engine, ChunkStore.open("memory://"), system), list[Event]()
-    window.on_event(partial(_hear, events))
+    window.on_event(partial(hear, events))
     for chunk in chunks[:keep]:
         window.append(chunk)
     window.flush()
@@ -97,13 +96,9 @@ def _compare(
     )
     for chunk_id in order:
         fresh.append(chunks[chunk_id])
-    blind = shown.fork()
-    for slot in blind.slots:
-        blind.condition(slot, False)
-    same = len([*takewhile(lambda pair: pair[0] == pair[1], zip(before, order, strict=False))])
-    cached = sum(chunks[chunk_id].num_tokens for chunk_id in order[same:])
+    cached = sum(chunks[chunk_id].num_tokens for chunk_id in behind_change(before, order))
     ideal, wanted = _asked(fresh, questions, max_new_tokens)
-    for arm, window, tokens in ((CACHE, fresh, cached), (KAMERA, shown, 0), (BLIND, blind, 0)):
+    for arm, window, tokens in ((CACHE, fresh, cached), (KAMERA, shown, 0), (BLIND, blind_of(shown), 0)):
         logits, said = _asked(window, questions, max_new_tokens)
         right = sum(a == b for a, b in zip(said, wanted, strict=True))
         row = DemoRow("", arm, tokens, 0, right, len(questions), float(kl(logits, ideal).mean()))
@@ -115,9 +110,3 @@ def _asked(window: KameraWindow, questions: Sequence[str], tokens: int) -> tuple
     logits = torch.stack([window.next_token_logits(question) for question in questions])
     said = [window.generate(question, max_new_tokens=tokens, do_sample=False) for question in questions]
     return logits, said
-
-
-def _hear(events: list[Event], event: Event) -> None:
-    """Note an event of the window; those of its forks are another's."""
-    if not events or event.window == events[0].window:
-        events.append(event)

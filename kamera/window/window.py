@@ -205,9 +205,9 @@ class KameraWindow(Contents):
         if order == "free":
             standing = cheapest_order(standing, self._price)
         out = [self._id_of(item)[:12] for i, item in enumerate(items) if i not in chosen]
-        if out:
-            self._notes.append(f"{len(out)} of {len(items)} chunks do not fit: {', '.join(out)}")
-        return self._answer(requests.Arrange(standing, operation="assemble"))[0]
+        report = self._answer(requests.Arrange(standing, operation="assemble"))[0]
+        note = f"{len(out)} of {len(items)} chunks do not fit: {', '.join(out)}"
+        return replace(report, notes=(*report.notes, note)) if out else report
 
     @one_at_a_time
     def dependents(self, slot: Slot | int) -> dict[Slot, Cost]:

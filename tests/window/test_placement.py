@@ -11,7 +11,17 @@ from kamera import ChunkStore, ReusePolicy
 from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
 from kamera.window import Arrange, Plan, Recall, former_of
 from kamera.window.placement import cheapest_order
-from tests.window.rig import FULL_RANK, Prefilled, chunks_of, distance, guarantees, make, rig, watching
+from tests.window.rig import (
+    FULL_RANK,
+    Prefilled,
+    breaking,
+    chunks_of,
+    distance,
+    guarantees,
+    make,
+    rig,
+    watching,
+)
 
 FORMS = ReusePolicy(rank=FULL_RANK, forms="always")
 
@@ -64,11 +74,16 @@ def test_a_chunk_may_be_a_slot_an_id_or_new_and_what_is_not_named_leaves(pieces)
 
 
 def test_what_does_not_fit_is_named_and_stays_out(pieces):
-    _, chunks, window = pieces
+    backbone, chunks, window = pieces
     room = former_of(window).anchor.length + chunks[0].num_tokens + chunks[3].num_tokens
+    broken = window.fork()
+    with breaking(backbone), pytest.raises(RuntimeError, match="says the test"):
+        broken.assemble([backbone.chunk_from_tensors([41, 42]), *chunks], max_tokens=room)
+    assert not any("do not fit" in note for note in broken.append(chunks[0]).notes)
     report = window.assemble(chunks, max_tokens=room)
     assert [s.chunk_id for s in window.slots] == [chunks[0].id, chunks[3].id]
     assert any("2 of 4 chunks do not fit" in note and chunks[1].id[:12] in note for note in report.notes)
+    assert not any("do not fit" in note for note in window.slide().notes)
 
 
 @pytest.mark.parametrize(
