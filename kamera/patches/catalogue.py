@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from kamera.ops import PatchBudget
 from kamera.patches.later import Later
@@ -54,19 +54,21 @@ class Catalogue:
         self.has_departed = False
         """True once a chunk has left this window, or a fork of it."""
         self._queue = queue
-        self._here = threading.local()
+        self._local = threading.local()
         self._said: set[str] = set()  # reasons of misses that were logged
 
     @contextmanager
     def operation(self) -> Iterator[None]:
         """Context in which this thread asks the store once for each object."""
-        outer = self._known
-        if outer is None:
-            self._here.known, self._here.lies, self._here.read = {}, set(), set()
+        here = self._local.__dict__
+        if here:
+            yield  # the outer one's
+            return
+        here.update(known={}, lies=set(), read=set())
         try:
             yield
         finally:
-            self._here.known = outer
+            here.clear()
 
     def canonical(self, chunk_id: str) -> ObjectInfo | None:
         """The row of a chunk's canonical."""
@@ -93,7 +95,7 @@ class Catalogue:
 
     def note_miss(self, chunk_id: str) -> None:
         """Note, and log once, why a chunk runs that this operation has missed: it is of another context."""
-        if self._known is None or self._known.get(canonical_key(self.context, chunk_id), "") is not None:
+        if self._local.__dict__.get("known", {}).get(canonical_key(self.context, chunk_id), "") is not None:
             return
         own, rows = self.context, self._elsewhere(chunk_id)
         reasons = [why_missed(own, row.context) for row in rows if row.context != own]
@@ -116,12 +118,12 @@ class Catalogue:
 
     def mark_base_missing(self, chunk_id: str) -> None:
         """Mark the result of `base` as unusable: there is no base for the rest of the operation."""
-        if self._known is not None:
-            self._known[_BASE + chunk_id] = None
+        if here := self._local.__dict__:
+            here["known"][_BASE + chunk_id] = None
 
     def has_canonical(self, chunk_id: str) -> bool:
         """True if a chunk's canonical is stored, or was read in this operation."""
-        if self._known is not None and chunk_id in self._here.read:
+        if chunk_id in self._local.__dict__.get("read", ()):
             return True
         return self.canonical(chunk_id) is not None
 
@@ -131,8 +133,8 @@ class Catalogue:
 
     def mark_read(self, chunk_id: str) -> None:
         """Record that a chunk's canonical was read, which proves that it is stored."""
-        if self._known is not None:
-            self._here.read.add(chunk_id)
+        if here := self._local.__dict__:
+            here["read"].add(chunk_id)
 
     def patch(
         self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = ""
@@ -175,7 +177,7 @@ class Catalogue:
             and info.context == self.context
             and not info.base
             and not behind_survivors(info.antecedents)
-            and (self._known or {}).get(_key(info), info) is not None
+            and self._local.__dict__.get("known", {}).get(_key(info), info) is not None
         ]
 
     def orders(self, chunk_id: str) -> set[tuple[str, ...]]:
@@ -195,19 +197,19 @@ class Catalogue:
 
     def has_refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""
-        lies = self._wrong_keys
+        lies = self._local.__dict__.get("lies")
         return bool(lies) and patch_key(self.context, chunk_id, antecedents, kind, base) in lies
 
     def mark_wrong(self, key: str) -> None:
         """Mark the row under ``key`` as wrong: the object counts as absent for the rest of the operation."""
-        if self._known is not None:
-            self._known[key] = None
-            self._here.lies.add(key)
+        if here := self._local.__dict__:
+            here["known"][key] = None
+            here["lies"].add(key)
 
     def forget(self, key: str) -> None:
         """Drop the row under ``key``, since the stored object has changed; it is looked up anew."""
-        if self._known is not None:
-            self._known.pop(key, None)
+        if here := self._local.__dict__:
+            here["known"].pop(key, None)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -215,17 +217,8 @@ class Catalogue:
         if self._queue is not None:
             self._queue.flush_named((self.context, chunk_id))
 
-    @property
-    def _known(self) -> dict[str, Any] | None:
-        known: dict[str, Any] | None = getattr(self._here, "known", None)
-        return known
-
-    @property
-    def _wrong_keys(self) -> set[str]:
-        return set() if self._known is None else self._here.lies
-
     def _look_up_once(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
-        known = self._known
+        known = self._local.__dict__.get("known")
         if known is None:
             return ask()
         if key not in known:

@@ -56,12 +56,14 @@ class Losses:
 
         It is logged and noted; ``of`` names what is looked up. Store errors end as in `absorb_errors`.
         """
-        with self.absorb_errors(f"{of} was not looked up"):
-            try:
-                yield
-            except (CorruptChunk, WrongKey) as error:
-                logger.warning("a stored %s was refused: %s", kind, error)
-                self.note(f"{kind} refused: {error}")
+        try:
+            yield
+        except (CorruptChunk, WrongKey) as error:
+            logger.warning("a stored %s was refused: %s", kind, error)
+            self.note(f"{kind} refused: {error}")
+        except STORE_ERRORS as error:
+            with self.absorb_errors(f"{of} was not looked up"):
+                raise error
 
     def note_for_next(self, note: str) -> None:
         """Add to the notes of the next operation: for work that no operation waits for."""

@@ -33,7 +33,6 @@ KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LINEAGE = "~"  # occurs in no chunk id
-_digest = lru_cache(4096)(digest)  # a plan asks for each key several times, and one may be of 64 ids
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,10 @@ def encoding_context(vision: str, tenant: str, origin: str = "") -> Context:
     return Context(vision, "", tenant, origin=origin)
 
 
+@lru_cache(4096)  # a plan asks for each key several times
 def canonical_key(context: Context, chunk_id: str) -> str:
     """Key of a chunk's canonical KV."""
-    return _digest(_domain("canonical", context), *_fields(context), chunk_id)
+    return digest(_domain("canonical", context), *_fields(context), chunk_id)
 
 
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> str:
@@ -120,11 +120,16 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
     that occurs twice counts twice); any other raises `ValueError`. ``base``: the anchor of the canonical to
     which the patch is added, if it is not the context's own.
     """
+    return _patch_key(context, chunk_id, tuple(antecedents), kind, base)
+
+
+@lru_cache(4096)  # a plan asks for each key several times, and one may be of 64 ids
+def _patch_key(context: Context, chunk_id: str, antecedents: tuple[str, ...], kind: str, base: str) -> str:
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {quote(kind)}")
     names = sorted(antecedents) if kind == "orbit" else antecedents
     based, anchor = (".based", [base]) if base else ("", [])
-    return _digest(_domain(f"patch.{kind}{based}", context), *_fields(context), *anchor, chunk_id, *names)
+    return digest(_domain(f"patch.{kind}{based}", context), *_fields(context), *anchor, chunk_id, *names)
 
 
 def object_key(

@@ -43,8 +43,9 @@ def _run(launch: Launch, offset: tuple[int, ...]) -> None:
         target.copy_(launch.source)
         return
     held, factors = _kernel_tensors(launch)  # alive until the kernel returns
-    rows = [*(_layers(t, layers) for t in (launch.source, *held[:2], target)), *factors]
-    table = torch.tensor(list(zip(*rows, strict=True)), dtype=torch.int64)
+    source, steps, lows = launch.source, *held[:2]
+    places = [_layers(source, layers), _layers(steps, layers), _layers(lows, layers), _layers(target, layers)]
+    table = torch.tensor([*places, *factors], dtype=torch.int64).T.contiguous()
     cos = sin = None
     if rope is not None:
         cos, sin = rotation_table(rope, offset, torch.float32, torch.device("cpu"))
@@ -84,16 +85,19 @@ def _kernel_tensors(launch: Launch) -> tuple[tuple[torch.Tensor | None, ...], li
 
     And by layer: addresses of left and right factor, ranks, columns of a row, the kind of the right one.
     """
-    grid = tuple(None if t is None else t.float() for t in (launch.steps, launch.lows))
-    count = launch.target.shape[0]
-    if launch.factors is None:
-        return grid, [[0] * count] * 5
-    left, right = (floats(f).to("cpu").contiguous() for f in (launch.factors.left, launch.factors.right))
+    steps = None if launch.steps is None else launch.steps.float()
+    lows = None if launch.lows is None else launch.lows.float()
+    count, factors = launch.target.shape[0], launch.factors
+    if factors is None:
+        return (steps, lows), [[0] * count] * 5
+    left, right = floats(factors.left).to("cpu").contiguous(), floats(factors.right).to("cpu").contiguous()
     left = left.float()
-    starts = launch.factors.starts[:-1]
-    columns = [[side.data_ptr() + at * side.element_size() for at in starts] for side in (left, right)]
+    columns: list[list[int]] = []
+    for side in (left, right):
+        first, size = side.data_ptr(), side.element_size()
+        columns.append([first + start * size for start in factors.starts[:-1]])
     form = [[left.shape[1]] * count, [_KINDS[right.dtype]] * count]
-    return (*grid, left, right), [*columns, list(launch.factors.ranks), *form]
+    return (steps, lows, left, right), [*columns, list(factors.ranks), *form]
 
 
 def _layers(tensor: torch.Tensor | None, count: int) -> list[int]:
@@ -101,4 +105,4 @@ def _layers(tensor: torch.Tensor | None, count: int) -> list[int]:
     if tensor is None:
         return [0] * count
     first, step = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
-    return [first + step * n for n in range(count)]
+    return list(range(first, first + step * count, step)) if step else [first] * count

@@ -1,0 +1,1 @@
+"""What the store costs: `python -m benchmarks.store`."""

@@ -1,0 +1,210 @@
+"""What a store costs: its writes, its look-ups, its reads, and the code that they go through.
+
+* ``batch``: twenty objects put together, beside one by one, and beside a plain file of as many bytes that is
+  written and synced; ``syncs`` are calls of ``os.fsync``.
+* ``lookups``: `has`, `info`, a page of `ls` and a search among ``--rows`` objects of a directory.
+* ``recall``: a chunk's KV read and verified from the page cache, and laid into a slot, beside the same from
+  memory.
+* ``edits``: Python calls of a slide and of a reorder that show four stored patches, 28 layers.
+* ``entered``: files of the product that a batch and a look-up that hits memory enter; lines and files of the
+  room.
+
+    python -m benchmarks.store [batch lookups recall edits entered] [--rows 100000] [--threads 1]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+from unittest.mock import patch as replacing
+
+import torch
+
+import kamera
+from benchmarks import report
+from benchmarks.store.content import CONTEXT, canonical, gqa, patched_window, pictured
+from kamera import ChunkStore
+from kamera.ops import kv_slice
+from kamera.ops.kernels import serve as apply_to
+
+ROUNDS = 15
+MIB = 2**20
+
+
+def batch(options: Any) -> Iterator[report.Row]:
+    """Twenty objects of a MiB, in three ways that take turns."""
+    records = [canonical(i, 256, 64) for i in range(20)]
+    data = bytes(sum(record.nbytes for record in records))
+    ways: dict[str, Callable[[ChunkStore, Path], object]] = {
+        "a batch": lambda store, place: store.put_many(records),
+        "one by one": lambda store, place: [store.put(record) for record in records],
+        "a plain file": lambda store, place: _write_file(place, data),
+    }
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    syncs: dict[str, int] = {}
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            with (
+                tempfile.TemporaryDirectory(dir=options.directory) as place,
+                ChunkStore.open(f"{place}/store") as store,
+                replacing("os.fsync", wraps=os.fsync) as synced,
+            ):
+                took[name].append(_seconds(lambda: way(store, Path(place))))  # noqa: B023
+                syncs[name] = synced.call_count
+    for name in ways:
+        times = median(a / b for a, b in zip(took[name], took["a plain file"], strict=True))
+        row = {"what": f"20 objects of 1 MiB: {name}", "syncs": syncs[name], "ms": median(took[name]) * 1e3}
+        yield {**row, "times": times, "of": "a plain file"}
+
+
+def lookups(options: Any) -> Iterator[report.Row]:
+    """A look-up by key, one by header, a page and a search, among many rows."""
+    with tempfile.TemporaryDirectory(dir=options.directory) as place:
+        store = ChunkStore.open(place, memory_limit=0)
+        width = 1000
+        for start in range(0, options.rows, width):
+            stop = min(start + width, options.rows)
+            puts = store.put_many([pictured(i) for i in range(start, stop)])
+            assert all(put.error is None for put in puts), "the rows are stored"
+            report.progress(f"lookups: {stop} of {options.rows} rows stored")
+        ids = [pictured(i * 997 % options.rows).chunk_id for i in range(400)]
+        asked: dict[str, Callable[[str], object]] = {
+            "has": lambda chunk: store.has(CONTEXT, chunk),
+            "info": lambda chunk: store.info(CONTEXT, chunk),
+            "ls of one chunk": lambda chunk: store.ls(chunk_id=chunk),
+            "search": lambda chunk: store.search(chunk, 5, context=CONTEXT),
+        }
+        store.search(ids[0], 5, context=CONTEXT)  # reads the features once
+        for name, ask in asked.items():
+            took = [_seconds(lambda ask=ask, chunk=chunk: ask(chunk)) * 1e3 for chunk in ids]
+            what = f"{name} among {options.rows:,}"
+            yield {"what": what, "ms": median(took), "p99 ms": quantiles(took, n=100)[98]}
+        store.close()
+
+
+def recall(options: Any) -> Iterator[report.Row]:
+    """A chunk of 1,024 tokens, 28 layers: read, and read and laid into a slot; disk and memory take turns."""
+    with tempfile.TemporaryDirectory(dir=options.directory) as place:
+        record = canonical(0, 1024, 128, layers=28)
+        with ChunkStore.open(place) as store:
+            store.put(record)
+        slot = kv_slice(canonical(1, 2048, 128, layers=28).kv, 1024, 2048)
+        held, cold = ChunkStore.open(place), ChunkStore.open(place, memory_limit=0)
+        took: dict[str, list[float]] = {}
+
+        def lay(store: ChunkStore) -> None:
+            found = store.get_canonical(CONTEXT, record.chunk_id)
+            assert found is not None, "it is stored"
+            apply_to(slot, found.kv, None, gqa(28, 128), [1024])
+
+        lay(held)
+        ways: dict[str, Callable[[], object]] = {
+            "memory: get and apply": lambda: lay(held),
+            "page cache: get": lambda: cold.get_canonical(CONTEXT, record.chunk_id),
+            "page cache: get and apply": lambda: lay(cold),
+            "a copy of its bytes": lambda: [t.clone() for t in record.tensors().values()],
+        }
+        for _ in range(ROUNDS):
+            for name, work in ways.items():
+                took.setdefault(name, []).append(_seconds(work))
+        base = took["memory: get and apply"]
+        for name, seconds in took.items():
+            times = median(a / b for a, b in zip(seconds, base, strict=True))
+            what = f"recall of {record.nbytes / MIB:.0f} MiB, {name}"
+            yield {"what": what, "ms": median(seconds) * 1e3, "times": times, "of": "memory: get and apply"}
+        held.close()
+        cold.close()
+
+
+def edits(options: Any) -> Iterator[report.Row]:
+    """A slide and a reorder that show four stored patches, counted."""
+    for kind in ("memory", "directory"):
+        with tempfile.TemporaryDirectory(dir=options.directory) as place:
+            for name in ("slide", "reorder"):
+                url = "memory://" if kind == "memory" else f"{place}/{name}"
+                work, window = patched_window(url, name)
+                calls, _ = _called(work)
+                patched = sum(bool(slot.rank) for slot in window.slots)
+                what = f"{name}, four stored patches, 28 layers, {kind}"
+                yield {"what": what, "Python calls": calls, "patches shown": patched}
+
+
+def entered(options: Any) -> Iterator[report.Row]:
+    """Files of the product that a batch of new objects and a look-up in memory enter; the room's size."""
+    inside = Path(kamera.__file__).parent
+    with tempfile.TemporaryDirectory(dir=options.directory) as place:
+        store = ChunkStore.open(place)
+        store.put(canonical(0, 4, 8))
+        new = [canonical(i, 4, 8) for i in range(1, 4)]
+        for name, work in {
+            "put_many of new objects": lambda: store.put_many(new),
+            "a look-up that hits memory": lambda: store.get_canonical(CONTEXT, new[0].chunk_id),
+        }.items():
+            calls, files = _called(work)
+            names = sorted(p.relative_to(inside).as_posix() for p in files if p.is_relative_to(inside))
+            yield {"what": name, "files entered": len(names), "Python calls": calls, "which": " ".join(names)}
+    room = [*sorted((inside / "store").glob("*.py")), inside / "files.py", inside / "forks.py"]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in room)
+    yield {"what": "the room, with files.py and forks.py", "files": len(room), "lines": lines}
+
+
+WHAT = {"batch": batch, "lookups": lookups, "recall": recall, "edits": edits, "entered": entered}
+
+
+def _write_file(place: Path, data: bytes) -> None:
+    with open(place / "plain", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _called(work: Callable[[], object]) -> tuple[int, set[Path]]:
+    """Calls of the product's functions that ``work`` makes on this thread, and the files they are in."""
+    inside = str(Path(kamera.__file__).parent)
+    count, files = 0, set()
+
+    def hear(frame: Any, event: str, _: object) -> None:
+        nonlocal count
+        if event == "call" and frame.f_code.co_filename.startswith(inside):
+            count += 1
+            files.add(Path(frame.f_code.co_filename))
+
+    sys.setprofile(hear)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count, files
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    parser = report.parser("store", __doc__)
+    parser.add_argument("what", nargs="*", choices=[[], *WHAT], help="default: all")
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--directory", type=Path, help="where stores are made, default: the temporary folder")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    rows: list[report.Row] = []
+    for name in options.what or WHAT:
+        rows += WHAT[name](options)
+        report.progress(f"{name}: done")
+    report.tell(options, "What a store costs", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
