@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -55,7 +56,7 @@ def batch(options: Any) -> Iterator[report.Row]:
                 ChunkStore.open(f"{place}/store") as store,
                 replacing("os.fsync", wraps=os.fsync) as synced,
             ):
-                took[name].append(_seconds(lambda: way(store, Path(place))))  # noqa: B023
+                took[name].append(_seconds(partial(way, store, Path(place))))
                 syncs[name] = synced.call_count
     for name in ways:
         times = median(a / b for a, b in zip(took[name], took["a plain file"], strict=True))
@@ -82,7 +83,7 @@ def lookups(options: Any) -> Iterator[report.Row]:
         }
         store.search(ids[0], 5, context=CONTEXT)  # reads the features once
         for name, ask in asked.items():
-            took = [_seconds(lambda ask=ask, chunk=chunk: ask(chunk)) * 1e3 for chunk in ids]
+            took = [_seconds(partial(ask, chunk)) * 1e3 for chunk in ids]
             what = f"{name} among {options.rows:,}"
             yield {"what": what, "ms": median(took), "p99 ms": quantiles(took, n=100)[98]}
         store.close()

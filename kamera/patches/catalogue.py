@@ -197,7 +197,7 @@ class Catalogue:
 
     def has_refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""
-        lies = self._local.__dict__.get("lies")
+        lies: set[str] = self._local.__dict__.get("lies") or set()
         return bool(lies) and patch_key(self.context, chunk_id, antecedents, kind, base) in lies
 
     def mark_wrong(self, key: str) -> None:
