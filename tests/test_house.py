@@ -20,7 +20,7 @@ from tests.sessions.rig import seeing, speaking
 TOP = Path(__file__).parents[1]
 MOST_BYTES = 5_000_000
 
-MOST_CLASSES = 578
+MOST_CLASSES = 564
 """Classes of the product. It only shrinks; the goal is 300."""
 
 MOST_FILES = {"append": 62, "slide": 55, "recall": 57, "generate": 40, "second send": 97}

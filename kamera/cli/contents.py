@@ -16,7 +16,7 @@ from kamera.ops import CodedKV, Codes, kv_bytes
 from kamera.store import CanonicalRecord, Context, PatchRecord, canonical_key
 from kamera.store.format import BytesSource, Codec, FileSource
 from kamera.store.keys import PATCH_KINDS, is_key, whole_id
-from kamera.window.file import WINDOW, refuse_malformed
+from kamera.window import WINDOW, refuse_malformed
 
 Document = dict[str, Any]
 

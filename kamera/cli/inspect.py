@@ -17,7 +17,7 @@ from kamera.cli.place import StorePlace, store_url
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
 from kamera.store.directory import MARKER
-from kamera.window.file import WINDOW
+from kamera.window import WINDOW
 
 _OBJECT = (
     "key kind chunk_id antecedents tokens rank energy dtype bytes percent_of_kv context.fingerprint "

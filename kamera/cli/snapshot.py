@@ -10,8 +10,7 @@ from kamera.engines import Spent, Usage
 from kamera.errors import StoreError
 from kamera.sessions.document import read_document
 from kamera.store import chunks_of
-from kamera.window import Event, Outcome, Report, Slot, WindowMemory
-from kamera.window.file import WINDOW
+from kamera.window import WINDOW, Event, Outcome, Report, Slot, WindowMemory
 
 
 def events_in(directory: Path) -> list[Event]:

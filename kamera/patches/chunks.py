@@ -48,7 +48,7 @@ class Copy:
     ``kv`` was computed at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
     ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it. What it was
     computed behind, and so its worth, is said by the row of a plan or by `Before`. ``content`` is the digest
-    under which this very KV is stored, "" for none (`kamera.window.recipe`).
+    under which this very KV is stored, "" for none (`keep_kv`).
     """
 
     kv: KV

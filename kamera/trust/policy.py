@@ -63,7 +63,7 @@ class ReusePolicy:
     serves.
 
     ``audit`` is the share of served slots, and of their tokens, that background work prefills again and
-    compares with what was served (`kamera.window.audit`). It counts and logs what it finds, and changes
+    compares with what was served (`kamera.window.background`). It counts and logs what it finds, and changes
     nothing. 0.0, the default, audits none.
 
     Raises ValueError for an unknown value, or one out of range.

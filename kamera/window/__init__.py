@@ -1,12 +1,25 @@
 """The window: a deque of chunks that makes one live cache."""
 
 from kamera.engines import Recipe
-from kamera.window.asking import ANSWER
-from kamera.window.engine_prompts import Dialogue
-from kamera.window.engine_window import EngineAnswer, EngineSlot, EngineWindow
+from kamera.window.engine import ANSWER, Dialogue, EngineAnswer, EngineSlot, EngineWindow
 from kamera.window.events import Event, Listener, Outcome, Trace, read_events, read_trace
-from kamera.window.file import Saved, SealedFile, refuse_malformed
-from kamera.window.functions import (
+from kamera.window.plan import Cost, Plan, Reason
+from kamera.window.requests import (
+    SHORTEST_HEAD,
+    Append,
+    Arrange,
+    Condition,
+    Edit,
+    Evict,
+    Recall,
+    Reorder,
+    Slide,
+)
+from kamera.window.run import Report, SlotReport, Times
+from kamera.window.save import WINDOW, Saved, SealedFile, refuse_malformed
+from kamera.window.slots import GLUE, ShownSpan, Slot, WindowMemory
+from kamera.window.window import (
+    KameraWindow,
     answer_of,
     cut_text,
     former_of,
@@ -20,19 +33,12 @@ from kamera.window.functions import (
     sequence_of,
     shown_spans,
 )
-from kamera.window.heads import SHORTEST_HEAD
-from kamera.window.memory import WindowMemory
-from kamera.window.report import Report, SlotReport, Times
-from kamera.window.requests import Append, Arrange, Condition, Edit, Evict, Recall, Reorder, Slide
-from kamera.window.seats import GLUE
-from kamera.window.state import ShownSpan, Slot
-from kamera.window.steps import Cost, Plan, Reason
-from kamera.window.window import KameraWindow
 
 __all__ = [
     "ANSWER",
     "GLUE",
     "SHORTEST_HEAD",
+    "WINDOW",
     "Append",
     "Arrange",
     "Condition",

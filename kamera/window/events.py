@@ -19,11 +19,9 @@ from PIL import Image
 from kamera.engines import Spent, Usage
 from kamera.errors import TraceError, quote
 from kamera.files import user_path
-from kamera.window.memory import WindowMemory
-from kamera.window.report import Report, SlotReport, Times
-from kamera.window.seats import Seat, Source
-from kamera.window.state import Resident, Slot
-from kamera.window.steps import Cost, Place, Plan, Prefill, Reason
+from kamera.window.plan import Cost, Place, Plan, Prefill, Reason
+from kamera.window.run import Report, SlotReport, Times
+from kamera.window.slots import Resident, Seat, Slot, Source, WindowMemory
 
 logger = logging.getLogger(__name__)
 

@@ -1,35 +1,66 @@
 """Requests to a window, as data: `KameraWindow.plan` plans them, and operations are made of them.
 
 A request is given with contents in any form and with slots. It is planned with names alone: contents are
-`Newcomer`\\ s then, slots are their indices, so a plan holds no content and can be written down.
+`Newcomer`\\ s then, slots are their indices, so a plan holds no content and can be written down. `Names`
+looks the chunks of a request up, and encodes none yet.
+
+Texts that begin with the same tokens share heads, so that KV of these is computed once. KV is causal: that of
+a chunk's first tokens does not depend on its later ones. It is equal in every chunk that begins with these
+tokens behind the same context. Behind another context it is a survivor's: where survivors are served, a text
+takes over the KV of texts that left in its place, and of an answer behind which it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any, Literal, SupportsIndex
 
-from kamera.content import Chunk, Content
+import numpy as np
+import torch
+from PIL import Image
+
+from kamera.content import Chunk, Content, Encoded, common_prefix
+from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
+from kamera.patches import Encodings, Facts, Former, await_archives
+from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.trust import ArchiveRule, OnLeave
-from kamera.window.state import Slot
+from kamera.window.slots import Slot, WindowState
 
 MIN_SCORE = 0.9
 """Default cosine below which `KameraWindow.recall` accepts no look-alike."""
+
+
+SHORTEST_HEAD = 8
+"""Fewest tokens of a common head that is looked for: the words that open every message are shorter."""
+
+Heads = tuple[tuple[str, int], ...]
+"""As `Facts.heads`."""
+
+Takes = tuple[tuple[int, int], ...]
+"""What a text begins with, in order: chunks of a window by index, each with the number of their first tokens.
+
+One behind the last is the answer that was said there.
+"""
+
+Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
+"""Chunks of text by their first `SHORTEST_HEAD` tokens, each with all its tokens."""
 
 
 @dataclass(frozen=True)
 class Newcomer:
     """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`.
 
-    ``takes`` as `kamera.window.heads.Takes`.
+    ``takes`` as `Takes`.
     """
 
     chunk_id: str
     length: int
     encodes: int = 0
-    heads: tuple[tuple[str, int], ...] = ()
-    takes: tuple[tuple[int, int], ...] = ()
+    heads: Heads = ()
+    takes: Takes = ()
 
 
 @dataclass(frozen=True)
@@ -128,3 +159,361 @@ Edit = Append | Recall | Slide | Evict | Reorder | Arrange | Condition
 """What users ask for."""
 
 Request = Edit | Without
+
+
+@dataclass(frozen=True, eq=False)
+class NamedRequest:
+    """A request with names alone, the facts of its incoming chunks by id, and those still to encode.
+
+    The facts of a chunk that is not encoded yet are those of its plan: tokens and grids fix its positions.
+    ``pictures`` are those of chunks that were given, for events.
+    """
+
+    request: Request
+    coming: dict[str, Facts] = field(default_factory=dict)
+    unseen: dict[str, Chunk] = field(default_factory=dict)
+    pictures: dict[str, Image.Image] = field(default_factory=dict)
+
+    def bring(self, chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:
+        """Add a chunk that comes: its ``facts`` if it is encoded already, and its heads."""
+        towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if facts is None else 0
+        if chunk.picture is not None:
+            self.pictures[chunk.id] = chunk.picture
+        if facts is None:
+            self.unseen[chunk.id] = chunk
+            media = {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # marks that there is media
+            facts = Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), media), chunk.label)
+        self.coming[chunk.id] = replace(facts, heads=heads)
+        return Newcomer(chunk.id, chunk.num_tokens, towers, heads)
+
+    def facts(self, state: WindowState) -> dict[str, Facts]:
+        """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
+        return {**self.coming, **{facts.chunk_id: facts for facts in state.facts}}
+
+    def encode(self, encodings: Encodings) -> dict[str, Facts]:
+        """The facts of the chunks that are to be encoded; they are encoded now."""
+        return {
+            name: replace(encodings.make(chunk, later=True), heads=self.coming[name].heads)
+            for name, chunk in self.unseen.items()
+        }
+
+
+class Names:
+    """Names the requests to one window in its present state."""
+
+    def __init__(self, former: Former, state: WindowState) -> None:
+        self._former = former
+        self._state = state
+
+    def name_request(self, request: Request) -> NamedRequest:
+        """A request with names alone. Raises ValueError, or a named error, for one that cannot be meant."""
+        match request:
+            case Append():
+                return self._append(request)
+            case Recall(chunk, move):
+                facts = self._facts_of(self.whole_id(chunk))
+                newcomer = Newcomer(facts.chunk_id, facts.length)
+                return NamedRequest(Recall(newcomer, move), {facts.chunk_id: facts})
+            case Slide(n):
+                return NamedRequest(Slide(self._number(n)))
+            case Evict(slot):
+                return NamedRequest(Evict(self._state.index(slot)))
+            case Reorder(permutation):
+                return NamedRequest(Reorder(self._order(permutation)))
+            case Condition(slot, on):
+                if not isinstance(on, bool):
+                    raise ValueError(f"on {quote(on)} is neither True nor False")
+                return NamedRequest(Condition(self._state.index(slot), on))
+            case Arrange():
+                return self._arrange(request)
+            case _:
+                return NamedRequest(request)
+
+    def again(self, request: Request, chunks: Sequence[Chunk]) -> NamedRequest:
+        """A request that has names already, with the ``chunks`` that it names.
+
+        Raises UnknownChunk for a newcomer that is not among them.
+        """
+        chunks_by_id = {chunk.id: chunk for chunk in chunks}
+
+        def given_chunk(newcomer: Newcomer) -> Chunk:
+            if newcomer.chunk_id not in chunks_by_id:
+                raise UnknownChunk(
+                    f"the plan brings chunk {newcomer.chunk_id[:12]}, which this window was not given: "
+                    "run it with chunks=[…]"
+                )
+            return chunks_by_id[newcomer.chunk_id]
+
+        match request:
+            case Append(content=Newcomer() as newcomer):
+                return self.name_request(replace(request, content=given_chunk(newcomer)))
+            case Recall(chunk=Newcomer() as newcomer):
+                return self.name_request(replace(request, chunk=newcomer.chunk_id))
+            case Arrange(order):
+                slots = self._state.slots(0, 0)
+                items = list[Slot | Chunk]()
+                for item in order:
+                    assert isinstance(item, int | Newcomer), "a plan's request has names alone"
+                    items.append(
+                        slots[self._state.index(item)] if isinstance(item, int) else given_chunk(item)
+                    )
+                return self.name_request(replace(request, order=items, among=chunks))
+            case _:
+                return self.name_request(request)
+
+    def chunk_of(self, content: Any) -> Chunk:
+        """The chunk of a content; raises IncompatibleChunk for another backbone's."""
+        chunk = content if isinstance(content, Chunk) else self._former.backbone.chunk(content)
+        own = self._former.context.fingerprint
+        if chunk.fingerprint != own:
+            raise IncompatibleChunk(
+                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this window's is "
+                f"{own[:12]}: build it with the window's backbone"
+            )
+        return chunk
+
+    # -- archived chunks (`docs/stores.md`) ----------------------------------------------------
+
+    def whole_id(self, chunk: Any) -> str:
+        """The id of a chunk given by a slot, by itself, or by the beginning of its id.
+
+        Raises AmbiguousId for the beginning of several ids, UnknownChunk for that of none.
+        """
+        if isinstance(chunk, Slot | Chunk):
+            return chunk.chunk_id if isinstance(chunk, Slot) else chunk.id
+        if not isinstance(chunk, str):
+            raise ValueError(f"{quote(chunk)} is no chunk: recall takes a chunk's id, a slot or a chunk")
+        if is_key(chunk):
+            return chunk  # looked up, never listed
+        former = self._former
+        await_archives(former)
+        own, rest = set(self._state.seats.chunk_ids), set[str]()  # chunks of this backbone come first
+        for info in former.store.ls("canonical"):
+            (own if info.context.fingerprint == former.context.fingerprint else rest).add(info.chunk_id)
+        mine = any(name.startswith(chunk) for name in own)
+        return whole_id(chunk, own if mine else rest, "chunk")
+
+    def candidates(self, like: Content | Chunk, k: int) -> list[Hit]:
+        """The ``k`` chunks archived behind the window's anchor that look most like ``like``, best first.
+
+        One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError`
+        for content without a picture, and the errors of `Backbone.chunk` and `ChunkStore.search`.
+        """
+        former = self._former
+        await_archives(former)
+        return former.store.search(self._features(like), k, context=former.context)
+
+    def most_alike(self, search: Lookalike, notes: list[str]) -> str:
+        """The id of the chunk that a search selects, which is told in ``notes``.
+
+        Of the chunks outside the window it is the one that looks most like it. Raises UnknownChunk if there
+        is none, or none with a cosine of ``min_score``.
+        """
+        here = self._state.seats.chunk_ids
+        hits = self.candidates(search.like, len(set(here)) + 1)
+        best = next((hit for hit in hits if hit.chunk_id not in here), None)
+        if best is None:
+            raise UnknownChunk(
+                f"no picture is archived outside this window in {self._former.store!r} for this backbone and "
+                "system prompt: nothing to recall; append the picture"
+            )
+        if best.score < search.min_score:
+            raise UnknownChunk(
+                f"the archived chunk most like it, {best.chunk_id[:12]}, has a cosine of {best.score:.3f}, "
+                f"below min_score={search.min_score}: append the picture, or recall that chunk by its id"
+            )
+        notes.append(f"recalled {best.chunk_id}, which looks like it at a cosine of {best.score:.3f}")
+        return best.chunk_id
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _append(self, request: Append) -> NamedRequest:
+        if request.archive not in ("now", "later", None):
+            raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
+        chunk = self.chunk_of(request.content)
+        heads = () if chunk.inputs else self._heads_at(chunk, len(self._state.facts))
+        named = NamedRequest(request)
+        facts = self._former.find(chunk) or self._facts_here(chunk.id)
+        return replace(named, request=replace(request, content=named.bring(chunk, facts, heads)))
+
+    def _number(self, n: int) -> int:
+        count = len(self._state.facts)
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise ValueError(f"cannot slide {quote(n)} chunks: give a whole number")
+        if not count:
+            raise ValueError("the window is empty, nothing can slide out: append or recall a chunk first")
+        if not 1 <= n <= count:
+            raise ValueError(f"cannot slide {n} chunks out of a window of {count}")
+        return n
+
+    def _order(self, permutation: Sequence[int]) -> tuple[int, ...]:
+        order, count = indices(permutation), len(self._state.facts)
+        if sorted(order) != list(range(count)):
+            raise InvalidPermutation(
+                f"{quote(order)} is no permutation of the window's {count} slots: give each index once"
+            )
+        return tuple(order)
+
+    def _arrange(self, request: Arrange) -> NamedRequest:
+        if request.on_leave not in ("keep", "repair", "exact"):
+            raise ValueError(f"on_leave {quote(request.on_leave)} is none of keep, repair, exact")
+        old_indices = {i: self._state.index(s) for i, s in enumerate(request.order) if isinstance(s, Slot)}
+        if len(old_indices) != len(set(old_indices.values())):
+            raise InvalidPermutation("arrange names a slot twice: give each slot once")
+        known_texts = texts_by_head(self._state.facts, request.among)
+        change = next((i for i in range(len(request.order)) if old_indices.get(i) != i), len(request.order))
+        gaps = Gaps(self._state, list(old_indices.values())) if request.on_leave == "keep" else None
+        named, items, met = NamedRequest(request), list[int | Newcomer](), set[str]()
+        for i, item in enumerate(request.order):
+            if i in old_indices:
+                items.append(old_indices[i])
+                if gaps is not None:
+                    gaps.advance()
+                continue
+            if isinstance(item, Recall):
+                facts = self._facts_of(self.whole_id(item.chunk))
+                named.coming.setdefault(facts.chunk_id, facts)
+                items.append(Newcomer(facts.chunk_id, facts.length))
+                continue
+            chunk = self.chunk_of(item)
+            newcomer = Newcomer(chunk.id, chunk.num_tokens)
+            if chunk.id not in met:
+                met.add(chunk.id)
+                same = self._heads_at(chunk, i) if i == change and not chunk.inputs else ()
+                heads = tuple(dict([*same, *heads_of(chunk, known_texts)]).items())
+                known = self._facts_here(chunk.id) or self._former.find(chunk)
+                newcomer = named.bring(chunk, known, heads)
+            takes = () if gaps is None else gaps.takes(chunk)
+            items.append(replace(newcomer, takes=takes) if takes else newcomer)
+        return replace(named, request=replace(request, order=tuple(items), among=()))
+
+    def _facts_here(self, chunk_id: str) -> Facts | None:
+        return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
+
+    def _facts_of(self, chunk_id: str) -> Facts:
+        return self._facts_here(chunk_id) or self._former.facts_of(chunk_id)
+
+    def _heads_at(self, chunk: Chunk, index: int) -> Heads:
+        """The text at slot ``index``, or what was said behind the last, if a text begins with any of it."""
+        state = self._state
+        resident = state.said if index == len(state.residents) else state.residents[index]
+        if resident is None or resident.facts.encoded.tensors or resident.facts.position_inputs:
+            return ()
+        equal = common_prefix(chunk.input_ids.tolist(), resident.facts.encoded.input_ids.tolist())
+        return ((resident.facts.chunk_id, equal),) if equal else ()
+
+    def _features(self, like: Content | Chunk) -> np.ndarray:
+        former = self._former
+        chunk = like if isinstance(like, Chunk) else former.backbone.chunk(like)
+        vector = former.store.embedding(former.context, chunk.id)
+        if vector is None:
+            facts = former.encodings.find(chunk)
+            encoded = former.backbone.encode(chunk) if facts is None else facts.encoded
+            vector = mean_features(encoded.input_ids, encoded.tensors, former.backbone.builder.vision_tokens)
+        if vector is None:
+            raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")
+        return vector
+
+
+def texts_by_head(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
+    """The chunks whose KV depends on their token ids and positions alone."""
+    chunks = {f.chunk_id: f.encoded.input_ids for f in here if not (f.encoded.tensors or f.position_inputs)}
+    chunks |= {chunk.id: chunk.input_ids for chunk in others if not chunk.inputs}
+    groups: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
+    for name, tokens in chunks.items():
+        ids = tokens.tolist()
+        groups.setdefault(tuple(ids[:SHORTEST_HEAD]), []).append((name, ids))
+    return groups
+
+
+def heads_of(chunk: Chunk, among: Texts) -> Heads:
+    """The texts that begin as a text does, each with the number of equal tokens, the most first."""
+    if not among or chunk.inputs or chunk.num_tokens < SHORTEST_HEAD:
+        return ()
+    ids = chunk.input_ids.tolist()
+    others = among.get(tuple(ids[:SHORTEST_HEAD]), ())
+    heads = [(other, common_prefix(ids, theirs)) for other, theirs in others if other != chunk.id]
+    return tuple(sorted(sorted(heads), key=itemgetter(1), reverse=True))
+
+
+class Gaps:
+    """What a window's chunks left between those that stay, for texts that come in their places.
+
+    It is asked along an order: ``staying`` are indices of those that stay, as they come in it. No token is
+    taken twice.
+    """
+
+    def __init__(self, state: WindowState, staying: Sequence[int]) -> None:
+        answer_facts = () if state.said is None else (state.said.facts,)
+        self._texts = [_text_of(facts) for facts in (*state.facts, *answer_facts)]
+        self._staying_indices = list(staying)
+        self._at = 0
+
+    def advance(self) -> None:
+        """The order goes on with the next one that stays."""
+        self._at = max(self._at, self._staying_indices.pop(0) + 1)  # one that was moved back opens no gap
+
+    def takes(self, chunk: Chunk) -> Takes:
+        """What the next newcomer takes over: whole texts in the gap, the last one as far as it is equal.
+
+        Where one text comes every turn, the next turn's may be what stays: the whole texts from there on
+        count too, if they are half of it.
+        """
+        if chunk.inputs:
+            return ()
+        ids = chunk.input_ids.tolist()
+        end = next((i for i in self._staying_indices if i >= self._at), len(self._texts))
+        # from each text on: one that only begins alike (an earlier answer) may stand before the right one
+        candidates = [self._equal(ids, start, end) for start in range(self._at, end)]
+        takes = max(candidates, key=_tokens, default=[])
+        if _tokens(takes) < len(ids):
+            whole_texts = self._equal(ids, self._at, len(self._texts), parts=False)
+            takes = whole_texts if _tokens(whole_texts) > max(_tokens(takes), (len(ids) - 1) // 2) else takes
+        self._at = takes[-1][0] + 1 if takes else self._at
+        return tuple(takes)
+
+    def _equal(self, ids: list[int], start: int, end: int, parts: bool = True) -> list[tuple[int, int]]:
+        takes: list[tuple[int, int]] = []
+        count = 0
+        for at in range(start, end):
+            text = self._texts[at]
+            equal = common_prefix(ids[count:], text)
+            if equal and (parts or equal == len(text)):
+                takes.append((at, equal))
+                count += equal
+            if count == len(ids) or (parts and 0 < equal < len(text)):
+                break
+        return takes
+
+
+def _tokens(takes: Iterable[tuple[int, int]]) -> int:
+    return sum(tokens for _, tokens in takes)
+
+
+def _text_of(facts: Facts) -> list[int]:
+    """The tokens of a text; none of a chunk whose KV depends on more than these."""
+    plain = not (facts.encoded.tensors or facts.position_inputs)
+    return facts.encoded.input_ids.tolist() if plain else []
+
+
+def indices(permutation: Iterable[SupportsIndex]) -> list[int]:
+    """Whole numbers out of any sequence of them (a list, an array). Raises InvalidPermutation for others."""
+    try:
+        items = list(permutation)
+    except TypeError:
+        raise InvalidPermutation(f"{quote(permutation)} is no permutation: give a list of indices") from None
+    numbers = []
+    for i in items:
+        try:
+            if isinstance(i, bool) or isinstance(permutation, bytes):
+                raise TypeError
+            numbers.append(operator.index(i))
+        except TypeError:
+            raise InvalidPermutation(f"{quote(i)} in a permutation is no index: give whole numbers") from None
+    return numbers
+
+
+def check_cosine(name: str, value: float) -> None:
+    """Raise `ValueError` unless ``value`` is a number between -1.0 and 1.0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
+        raise ValueError(f"{name} {quote(value)} is no cosine: give a number between -1.0 and 1.0")

@@ -1,24 +1,40 @@
-"""Acts on a plan, and decides nothing: forwards are run, patches applied, objects read and stored."""
+"""Acts on a plan, and decides nothing: forwards run, patches are applied, objects stored, costs counted.
+
+`Executor` holds what a window acts with. Questions run behind a state of the window and leave it as it was.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Encoded
-from kamera.engines import Continuation, Span
-from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens
+from kamera.content import Chunk, Encoded, Spoken, as_messages
+from kamera.engines import Continuation, Engine, LiveKV, Span, Work, Written
+from kamera.errors import EmptyChunk, NonFiniteKV, NotRelocatable, quote
+from kamera.ops import (
+    KV,
+    NO_KV,
+    Layout,
+    kv_concat,
+    kv_copy,
+    kv_tensors,
+    kv_tokens,
+    relocate_kv,
+    rotated_bytes,
+)
 from kamera.patches import (
+    Anchor,
     Before,
     Copy,
     Facts,
     Former,
+    Losses,
     Owed,
     Worth,
     archive_later,
@@ -27,52 +43,365 @@ from kamera.patches import (
     later_of,
     patch_dropped,
     patch_to_put,
+    prefix_kv,
+    text_positions,
 )
-from kamera.trust import ReusePolicy
-from kamera.window.asking import Inquiry, sequence_behind, state_with_answer, tail_prefill
-from kamera.window.heads import kv_of_heads
-from kamera.window.naming import NamedRequest
-from kamera.window.report import Tally
-from kamera.window.seats import Seat, Seats
-from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState
-from kamera.window.steps import Archive, Clean, Follow, Harvest, Place, Plan, Prefill, runs_of
+from kamera.store import ChunkStore
+from kamera.trust import ReusePolicy, prefilled_behind
+from kamera.window.plan import (
+    Archive,
+    Clean,
+    Follow,
+    Harvest,
+    Place,
+    Plan,
+    Prefill,
+    TextHead,
+    View,
+    plan,
+    runs_of,
+)
+from kamera.window.requests import Arrange, NamedRequest
+from kamera.window.slots import (
+    Resident,
+    Seat,
+    Seats,
+    Slot,
+    Source,
+    Spots,
+    WindowState,
+    footing,
+    is_glue,
+    shift,
+)
 
 
-class Done(NamedTuple):
-    """A plan that was run, the window after it, and the answer's tokens if a question was asked."""
+class Times(NamedTuple):
+    """Seconds of an operation by part.
 
-    plan: Plan
-    state: WindowState
-    answer: torch.Tensor | None = None
-
-
-def carry_out(
-    named: NamedRequest,
-    before: WindowState,
-    stage: Stage,
-    policy: ReusePolicy,
-    tally: Tally,
-    plan: Plan | None = None,
-    inquiry: Inquiry | None = None,
-) -> Done:
-    """Run a request by its ``plan``, which is made here if none is given.
-
-    An unseen chunk is encoded only when the plan has shown that it can come. If an object is missing or
-    differs from its row, which shows before any answer, the row is refused and the request planned again.
-    ``before`` is not changed. Raises the errors of forwards and puts.
+    ``plan``: contents become chunks, rows are looked up, the plan is made. ``encode``: new pictures go
+    through the vision tower. ``run``: the plan's forwards, reads and puts. ``show``: the live KV is written.
     """
-    plan = plan or stage.plan(named, before, policy)
-    tally.count_time("plan")
-    facts = {**named.facts(before), **named.encode(stage.former.encodings)}
-    tally.count_time("encode")
-    while True:
-        try:
-            outcome = _PlanRun(before, stage, plan, facts, tally, inquiry).run_steps()
-            tally.count_time("run")
-            return outcome
-        except RowLied:
-            plan = stage.plan(named, before, policy)
+
+    plan: float = 0.0
+    encode: float = 0.0
+    run: float = 0.0
+    show: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """One operation's outcome and cost.
+
+    ``slot`` is the slot that arrived or left (the last of several; None after a reorder), ``slots`` the
+    window's slots after it, ``evicted`` those that left. ``forwards``, ``tokens_recomputed`` (tokens run
+    through the decoder) and ``vision_encodes`` are counted by hooks on the model, bytes where they are
+    written. ``tokens_held`` are those of new texts whose KV stood where they need it: the beginning of an
+    edited text, or what was said behind the window (`respond`). ``times`` are parts of
+    ``seconds``; an answer's own time is in neither.
+    ``notes`` name objects that were refused (a damaged patch, say) or not stored (on a full disk, say).
+    """
+
+    operation: str
+    slot: Slot | None
+    slots: tuple[Slot, ...]
+    evicted: tuple[Slot, ...]
+    forwards: int
+    tokens_recomputed: int
+    vision_encodes: int
+    bytes_rotated: int
+    bytes_patched: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+    tokens_held: int = 0
+    times: Times = field(default_factory=Times)
+
+    def __repr__(self) -> str:
+        counts = {
+            "forwards": self.forwards,
+            "tokens recomputed": self.tokens_recomputed,
+            "vision encodes": self.vision_encodes,
+            "bytes rotated": self.bytes_rotated,
+            "bytes patched": self.bytes_patched,
+            "evicted": len(self.evicted),
+            "notes": len(self.notes),
+        }
+        where = "" if self.slot is None else f" {self.slot.chunk_id[:12]} {self.slot.guarantee},"
+        costs = "".join(f"{n} {name}, " for name, n in counts.items() if n)
+        return f"Report({self.operation}:{where} {len(self.slots)} slots, {costs}{self.seconds:.4f} seconds)"
+
+
+@dataclass(frozen=True, repr=False)
+class SlotReport(Report):
+    """The report of an operation on one chunk, or of a slide: there is always a ``slot``."""
+
+    slot: Slot
+
+
+@dataclass(eq=False)
+class Tally:
+    """Running counts of one operation."""
+
+    forwards: int = 0
+    tokens: int = 0
+    tokens_held: int = 0
+    vision_encodes: int = 0
+    bytes_rotated: int = 0
+    bytes_patched: int = 0
+    seconds: float = 0.0
+    end: float | None = None
+    notes: list[str] = field(default_factory=list)
+    times: Times = field(default_factory=Times)
+    _at: float = field(default_factory=time.perf_counter)
+
+    def count_time(self, part: str) -> None:
+        """Count the time since the last call, or since the beginning, to a part of `Times`."""
+        now = time.perf_counter()
+        end = now if self.end is None else min(self.end, now)
+        self.times = self.times._replace(**{part: getattr(self.times, part) + max(0.0, end - self._at)})
+        self._at = now
+
+    def add(self, written: Written) -> None:
+        """Count bytes that were written."""
+        self.bytes_rotated += written.bytes_turned
+        self.bytes_patched += written.bytes_patched
+
+    def leave_out(self, work: Work, forwards: int, tokens: int, at: float) -> None:
+        """Leave an answer's own work and time out of the operation's.
+
+        Of its ``work``, ``forwards`` and ``tokens`` were the operation's, whose time ends ``at``.
+        """
+        self.forwards -= work.forwards - forwards
+        self.tokens -= work.tokens - tokens
+        self.end = at
+
+    def report(
+        self, operation: str, slot: Slot | None, slots: tuple[Slot, ...], evicted: tuple[Slot, ...] = ()
+    ) -> Report:
+        """The finished report."""
+        counts = (self.forwards, self.tokens, self.vision_encodes, self.bytes_rotated, self.bytes_patched)
+        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes), self.tokens_held, self.times)
+        return Report(operation, None, *rest) if slot is None else SlotReport(operation, slot, *rest)
+
+
+@contextmanager
+def count_operation(backbone: Engine) -> Iterator[Tally]:
+    """Count one operation's model work and time into a tally."""
+    tally = Tally()
+    start = time.perf_counter()
+    with backbone.measure() as work:
+        yield tally
+    tally.forwards += work.forwards
+    tally.tokens += work.tokens
+    tally.vision_encodes = work.vision_encodes
+    tally.seconds = (tally.end or time.perf_counter()) - start
+
+
+class TokenSequence(NamedTuple):
+    """A window's whole sequence: token ids, int64 ``[tokens]``, and positions, int64 ``[axes, tokens]``."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+
+
+Question = Spoken
+"""Text, chat messages, or token ids ``[tokens]`` used as given."""
+
+Inquiry = tuple[torch.Tensor, Mapping[str, Any]]
+"""A question's token ids ``[tokens]``, and options of its answer."""
+
+
+@dataclass(frozen=True)
+class Executor:
+    """What acts for a window: its former, its live cache, and the places of chunks.
+
+    ``max_tokens`` bounds anchor and chunks.
+    """
+
+    former: Former
+    live: LiveKV
+    spots: Spots
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        backbone: Engine,
+        store: ChunkStore,
+        anchor: Anchor,
+        policy: ReusePolicy,
+        losses: Losses,
+        max_tokens: int | None,
+    ) -> Executor:
+        """That of a new window under ``policy``."""
+        former = Former(backbone, store, anchor, policy.budget, later_of(backbone), losses, policy.max_error)
+        return cls(former, backbone.live(holds=True), Spots(backbone, anchor), max_tokens)
+
+    def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
+        """The plan of a request to a window in ``state``. Raises the refusals of the operation."""
+        request, facts = named.request, named.facts(state)
+        glue = frozenset[str]()
+        if isinstance(request, Arrange) and not request.archive and policy.forms == "returning":
+            glue = frozenset(chunk_id for chunk_id, chunk in facts.items() if is_glue(chunk))
+        return plan(request, self.view(state, facts, policy, glue))
+
+    def view(
+        self,
+        state: WindowState,
+        facts: Mapping[str, Facts],
+        policy: ReusePolicy,
+        glue: frozenset[str] = frozenset(),
+    ) -> View:
+        """What a plan for ``state`` is made from; ``facts`` and ``glue`` as in `View`."""
+        former = self.former
+        return View(
+            state.seats,
+            former.catalogue,
+            policy,
+            anchor=former.anchor.length,
+            reach=former.backbone.limits,
+            max_tokens=self.max_tokens,
+            lossy=former.context.lossy,
+            places=self.spots,
+            facts=facts,
+            joins=former.backbone.facts.joins,
+            glue=glue,
+            pending=frozenset(name for context, name in tuple(former.waiting) if context == former.context),
+        )
+
+    def run(
+        self,
+        named: NamedRequest,
+        before: WindowState,
+        policy: ReusePolicy,
+        tally: Tally,
+        plan: Plan | None = None,
+        inquiry: Inquiry | None = None,
+    ) -> tuple[Plan, WindowState, torch.Tensor | None]:
+        """Run a request by its ``plan``, which is made here if none is given.
+
+        Returns the plan that ran, the window after it, and the answer's tokens to an ``inquiry``. An unseen
+        chunk is encoded only when the plan has shown that it can come. If an object is missing or differs
+        from its row, which shows before any answer, the row is refused and the request planned again.
+        ``before`` is not changed. Raises the errors of forwards and puts.
+        """
+        plan = plan or self.plan(named, before, policy)
+        tally.count_time("plan")
+        facts = {**named.facts(before), **named.encode(self.former.encodings)}
+        tally.count_time("encode")
+        while True:
+            try:
+                state, answer = _PlanRun(before, self, plan, facts, tally, inquiry).run_steps()
+                tally.count_time("run")
+                return plan, state, answer
+            except RowLied:
+                plan = self.plan(named, before, policy)
+
+    def show(self, state: WindowState, tally: Tally | None = None) -> None:
+        """Make the live cache show ``state``."""
+        written = self.live.show(self.spans(state))
+        if tally is not None:
+            tally.add(written)
+
+    def spans(self, state: WindowState) -> list[Span]:
+        """The spans of the anchor and of the chunks of ``state``."""
+        return [Span(self.former.anchor.kv, None, state.seats.frame), *state.spans]
+
+    def before(self, state: WindowState, seat: Seat) -> Before:
+        """What the chunk of a seat, which comes next, was prefilled behind."""
+        return Before(seat.source.antecedents, seat.formed, tuple(self.spans(state)))
+
+    # -- texts behind a window -----------------------------------------------------------------
+
+    def sequence(
+        self,
+        state: WindowState,
+        text: torch.Tensor,
+        facts: Sequence[Facts] = (),
+        places: Sequence[torch.Tensor] = (),
+    ) -> TokenSequence:
+        """A window, chunks that come at ``places``, and a text behind them, where the live cache has them."""
+        anchor, chunks = self.former.anchor, [*state.facts, *facts]
+        ids = [anchor.input_ids, *(f.encoded.input_ids for f in chunks), text]
+        front = [shift(anchor.positions, state.seats.frame), *state.positions, *places]
+        return TokenSequence(
+            torch.cat(ids), torch.cat([*front, self.text_positions(state, text, facts)], dim=1)
+        )
+
+    def text_positions(
+        self, state: WindowState, text: torch.Tensor, facts: Sequence[Facts] = ()
+    ) -> torch.Tensor:
+        """Positions in the live cache of a text behind a window and ``facts``, ``[axes, tokens]``."""
+        former = self.former
+        places = text_positions(former.backbone, former.anchor.input_ids, [*state.facts, *facts], text)
+        return shift(places, state.seats.frame)
+
+    def with_answer(self, state: WindowState, question: torch.Tensor, answer: Continuation) -> WindowState:
+        """The window with a question and the first tokens of its answer behind its chunks."""
+        if answer.tail is None:
+            return state
+        spoken = torch.cat([question, answer.tokens[0].to(question)])[: kv_tokens(answer.tail)]
+        # places are remembered by id: one id for two lengths would give the second the first one's
+        facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
+        positions, worth = self.text_positions(state, spoken), footing(state.seats)
+        source = Source(
+            self.spots.spot(facts, positions),
+            state.seats.lineage,
+            prefilled_behind(worth),
+            canonical=False,
+            behind=state.seats.tokens,
+        )
+        seat = Seat(facts.chunk_id, facts.length, source.home, source, source.guarantee, worth)
+        return state.with_said(seat, Resident(facts, Copy(answer.tail, positions)))
+
+    # -- questions, whose additions to the live cache are discarded ----------------------------
+
+    def question_ids(self, question: Question) -> torch.Tensor:
+        """Token ids of a question; text and messages get the chat template's closing."""
+        ids = self.former.backbone.builder.question_ids(question, self.former.anchor.tail)
+        if ids.shape[0] == 0:
+            raise EmptyChunk(f"question {quote(question)} has no tokens: ask something")
+        return ids
+
+    def logits_of(self, state: WindowState, questions: Sequence[Question]) -> torch.Tensor:
+        """Logits ``[questions, vocabulary]`` of the first token of each answer; they share forwards."""
+        ids = [self.question_ids(question) for question in questions]
+        longest = max(ids, key=len)
+        positions = self.text_positions(state, longest)
+        self.show(state)
+        return torch.cat(self.former.backbone.ask(ids, positions, self.live))
+
+    def logits_of_answers(
+        self, state: WindowState, asked: Sequence[tuple[Question, torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Logits ``[tokens, vocabulary]`` from which each answer's tokens were, or would be, drawn."""
+        pairs = [(self.question_ids(question), answer) for question, answer in asked]
+        texts = [torch.cat([ids, answer.to(ids)])[:-1] for ids, answer in pairs]
+        positions = self.text_positions(state, max(texts, key=len))
+        self.show(state)
+        every = self.former.backbone.ask(texts, positions, self.live, every=True)
+        return [rows[-len(answer) :] for rows, (_, answer) in zip(every, pairs, strict=True)]
+
+    def answer_ids(self, state: WindowState, question: Question, **options: Any) -> torch.Tensor:
+        """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
+        sequence = self.sequence(state, self.question_ids(question))
+        self.show(state)
+        return self.former.backbone.decode(*sequence, self.live, **options).tokens
+
+    def exchange_chunk(self, question: Question, answer: torch.Tensor) -> Chunk:
+        """Question and answer as one text chunk that leaves the user's turn open again."""
+        backbone = self.former.backbone
+        parts = [self.question_ids(question), answer]
+        reopen = self.former.anchor.reopen
+        is_spoken = isinstance(question, str) or as_messages(question) is not None
+        if is_spoken and reopen:
+            closing = backbone.builder.tokenize(reopen)
+            # generate stops at the token that closes a turn, with which reopening begins
+            if answer.shape[0] and int(answer[-1]) == int(closing[0]):
+                closing = closing[1:]
+            parts.append(closing)
+        label = question if isinstance(question, str) else f"{len(parts[0])} question tokens"
+        return backbone.chunk_from_tensors(torch.cat(parts), label=label[:80])
 
 
 class RowLied(Exception):
@@ -87,7 +416,7 @@ class _PlanRun:
     """
 
     before: WindowState
-    stage: Stage
+    executor: Executor
     plan: Plan
     facts: Mapping[str, Facts]
     tally: Tally
@@ -104,9 +433,10 @@ class _PlanRun:
 
     @property
     def former(self) -> Former:
-        return self.stage.former
+        return self.executor.former
 
-    def run_steps(self) -> Done:
+    def run_steps(self) -> tuple[WindowState, torch.Tensor | None]:
+        """Run all steps; the window after them, and the answer's tokens."""
         last = None if self.inquiry is None else tail_prefill(self.plan)
         late_steps: list[Archive | Harvest | Follow] = []
         self.tally.tokens_held = 0  # a run that met a wrong row before this one counts no more
@@ -133,12 +463,12 @@ class _PlanRun:
         self.tally.notes.extend(self.plan.notes)
         self.former.catalogue.has_departed |= bool(self.plan.left)
         if self.inquiry is None:
-            return Done(self.plan, self.state_of(self.plan.after))
+            return self.state_of(self.plan.after), None
         if self.answer is None:
             self._ask(self.state_of(self.plan.after), self.inquiry)
         assert self.answer is not None, "the question was asked"
-        state, tokens = self.state_of(self.plan.after), self.answer.tokens
-        return Done(self.plan, state_with_answer(self.stage, state, self.inquiry.ids, self.answer), tokens)
+        state = self.executor.with_answer(self.state_of(self.plan.after), self.inquiry[0], self.answer)
+        return state, self.answer.tokens
 
     def _ran_at(self, step: Prefill, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
@@ -173,8 +503,8 @@ class _PlanRun:
         """Prefill chunks in one forward, and answer an ``inquiry``."""
         before = self.state_of(run[0].before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
-        places = [self.stage.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
-        spans = self.stage.spans(before)
+        places = [self.executor.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
+        spans = self.executor.spans(before)
         head, rest, rest_positions = self._begin(run[0], facts[0], places[0], spans)
         encoded = [rest, *[f.encoded for f in facts[1:]]]
         tokens = sum(e.num_tokens for e in encoded)
@@ -182,9 +512,9 @@ class _PlanRun:
         if inquiry is not None:
             kvs = self._ask(before, inquiry, facts, places, spans, encoded)
         elif tokens:
-            self.tally.add(self.stage.live.show(spans, room=tokens))
-            kvs = self.former.backbone.prefill(encoded, [rest_positions, *places[1:]], self.stage.live)
-        kvs = (self.stage.live.hold(_join(head, kvs[0])), *kvs[1:])
+            self.tally.add(self.executor.live.show(spans, room=tokens))
+            kvs = self.former.backbone.prefill(encoded, [rest_positions, *places[1:]], self.executor.live)
+        kvs = (self.executor.live.hold(_join(head, kvs[0])), *kvs[1:])
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             self._ran_at(step, fact, Copy(kv, positions))
 
@@ -198,13 +528,14 @@ class _PlanRun:
         encoded: Sequence[Encoded] = (),
     ) -> tuple[KV, ...]:
         """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``."""
-        live, engine, start = self.stage.live, self.former.backbone, time.perf_counter()
-        sequence = sequence_behind(self.stage, before, inquiry.ids, facts, places)
+        live, engine, start = self.executor.live, self.former.backbone, time.perf_counter()
+        ids, options = inquiry
+        sequence = self.executor.sequence(before, ids, facts, places)
         inputs = [e for e in encoded if e.num_tokens]
         tokens = sum(e.num_tokens for e in inputs)
-        self.tally.add(live.show(spans or self.stage.spans(before), room=tokens))
+        self.tally.add(live.show(spans or self.executor.spans(before), room=tokens))
         with engine.measure() as work:
-            answer = engine.decode(*sequence, live, inputs, **inquiry.options)
+            answer = engine.decode(*sequence, live, inputs, **options)
         self.answer = answer
         self.tally.leave_out(work, answer.forwards, tokens, answer.first if inputs else start)
         return answer.kvs if len(inputs) == len(encoded) else (NO_KV, *answer.kvs)
@@ -279,7 +610,7 @@ class _PlanRun:
             front = replace(self.before, seats=Seats(row.seats[:at], row.frame))
         else:
             front = self.state_of(seats)
-        return self.stage.before(front, seat)
+        return self.executor.before(front, seat)
 
     def archive(self, number: int) -> None:
         """Store a chunk's canonical; one that cannot have any is `unarchived`."""
@@ -324,3 +655,45 @@ def _join(head: KV | None, rest: KV) -> KV:
     if head is None:
         return rest
     return kv_concat([head, rest]) if kv_tokens(rest) else kv_copy(head)
+
+
+def tail_prefill(plan: Plan) -> Prefill | None:
+    """The first of the prefills at the tail of the window after which nothing runs; None without any.
+
+    The question shares a forward with them: what comes after it is later work.
+    """
+    steps = [
+        step
+        for step in plan.steps
+        if not (isinstance(step, Follow) or (isinstance(step, Archive | Harvest) and step.later))
+    ]
+    run = runs_of(steps)[-1] if steps else []
+    first, prefills = run[0] if run else None, [step for step in run if isinstance(step, Prefill)]
+    if not isinstance(first, Prefill) or len(prefills) < len(run):
+        return None
+    numbers = [seat.number for seat in (*first.before.seats, *(step.seat for step in prefills))]
+    at_the_tail = numbers == [seat.number for seat in plan.after.seats]
+    return first if at_the_tail and first.before.frame == plan.after.frame else None
+
+
+def kv_of_heads(
+    heads: Sequence[TextHead],
+    tensors: Mapping[int, Resident],
+    facts: Facts,
+    positions: torch.Tensor,
+    layout: Layout,
+) -> tuple[KV | None, Written]:
+    """KV of a text's first tokens, taken over from its ``heads``, and what of it is rotated; None without."""
+    parts, byte_counts, count = list[KV](), Written(), 0
+    for head in heads:
+        whose, copy = tensors[head.number].facts.encoded, tensors[head.number].copy
+        ids, head_positions = facts.encoded.input_ids[count:], shift(copy.positions, head.offset)
+        part = prefix_kv(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
+        if part is None:
+            return None, byte_counts
+        if any(head.offset):
+            part = relocate_kv(part, layout, head.offset)
+            byte_counts += Written(bytes_turned=rotated_bytes(part, layout))
+        parts.append(part)
+        count += head.tokens
+    return kv_concat(parts) if len(parts) > 1 else parts[0], byte_counts

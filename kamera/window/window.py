@@ -3,45 +3,87 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
+from PIL import Image
 
 from kamera import forks
-from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Account, HasEngine, engine_of
-from kamera.errors import PolicyRefused, WindowFull, quote
+from kamera.content import Chunk, Content, Encoded, Spoken
+from kamera.engines import Account, Engine, HasEngine, Recipe, Usage, engine_of
+from kamera.errors import PolicyRefused, StalePlan, WindowFull, quote
 from kamera.files import user_path
-from kamera.patches import MOST_NEIGHBOURS, Losses, form_orders, later_of, prefill_anchor
-from kamera.store import ChunkStore, Hit, check_store
-from kamera.trust import ArchiveRule, OnLeave, ReusePolicy, policy_of
-from kamera.window import requests
-from kamera.window.anticipating import anticipate_by_itself, fits, prepare_departure
-from kamera.window.asking import Asker, Inquiry, Question
-from kamera.window.audit import queue_audits, slots_to_audit
-from kamera.window.contents import Contents, one_at_a_time
-from kamera.window.lookalikes import candidates, check_cosine, most_alike, whole_chunk_id
-from kamera.window.naming import NamedRequest
-from kamera.window.persist import load_window, save_window
-from kamera.window.placement import (
-    Placing,
-    Price,
-    cheapest_order,
-    check_placing,
-    fitting,
+from kamera.ops import CodedKV, kv_copy, kv_slice
+from kamera.patches import (
+    MOST_NEIGHBOURS,
+    Ahead,
+    Copy,
+    Facts,
+    Former,
+    Losses,
+    form_orbit,
+    form_orders,
+    later_of,
+    prefill_anchor,
 )
-from kamera.window.report import Report, SlotReport, Tally
-from kamera.window.requests import MIN_SCORE, Append, Lookalike, Recall, Request, Without
-from kamera.window.run import Done, carry_out
-from kamera.window.stage import stage_of
-from kamera.window.state import Slot, WindowState
-from kamera.window.steps import Cost, Plan
+from kamera.store import ChunkStore, Hit, check_store, memory_of
+from kamera.trust import ArchiveRule, OnLeave, ReusePolicy, policy_of, weakest
+from kamera.window import requests
+from kamera.window.background import Departure, count_leaving, depart, queue_audits, slots_to_audit
+from kamera.window.engine import EngineWindow, recipe_of, store_state
+from kamera.window.events import Event, Listener, Trace, notify_listeners, outcomes, thumbnails
+from kamera.window.plan import Cost, Placing, Plan, Price, cheapest_order, check_placing, fitting
+from kamera.window.requests import (
+    MIN_SCORE,
+    Append,
+    Lookalike,
+    NamedRequest,
+    Names,
+    Newcomer,
+    Recall,
+    Request,
+    Without,
+    check_cosine,
+)
+from kamera.window.run import (
+    Executor,
+    Inquiry,
+    Question,
+    Report,
+    SlotReport,
+    Tally,
+    TokenSequence,
+    count_operation,
+)
+from kamera.window.save import load_window, save_window
+from kamera.window.slots import (
+    Holdings,
+    Resident,
+    Seat,
+    Seats,
+    ShownSpan,
+    Slot,
+    WindowMemory,
+    WindowState,
+    holdings_of,
+    memory_held,
+    new_number,
+    shift,
+)
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 Ids = torch.Tensor | Sequence[int]
 """Token ids ``[tokens]``."""
@@ -51,14 +93,36 @@ Words = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 One = Literal[1]
 
+PLANS = 8
+"""Plans of the present state whose chunks a window keeps for `KameraWindow.run`: the latest ones."""
 
-class KameraWindow(Contents):
+BEGINNING = 24
+"""Tokens of a chunk's text in events."""
+
+
+def one_at_a_time(
+    operation: Callable[Concatenate[KameraWindow, Given], Result],
+) -> Callable[Concatenate[KameraWindow, Given], Result]:
+    """An operation that waits until those of other threads on the same window are over."""
+
+    @functools.wraps(operation)
+    def alone(self: KameraWindow, /, *args: Given.args, **keywords: Given.kwargs) -> Result:
+        with self._lock, self._account.count_now(self._backbone):
+            return operation(self, *args, **keywords)
+
+    return alone
+
+
+class KameraWindow:
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
     ``max_tokens`` bounds anchor and chunks together: `append` and `recall` slide by themselves if a chunk
     would not fit. ``on_leave`` says what becomes of the chunks that stay then
     (default: the policy's, `ReusePolicy.on_leave`).
+
+    It is a sequence of its slots: ``window[0]``, ``window[-1]``, ``window[1:]``, ``for slot in window``,
+    ``slot in window``, ``chunk_id in window``; an empty one is false. Its attributes cannot be set.
 
     ``trace`` is a file to which the event of each operation is written, without content (`Trace`); `kamera
     plan` makes a plan from it, `kamera view` a page.
@@ -67,7 +131,21 @@ class KameraWindow(Contents):
     one window run one after another; different windows and forks, although they share KV, run concurrently.
     """
 
+    _executor: Executor
+    _state: WindowState
+    _policy: ReusePolicy
+    _lock: forks.Lock
+    _account: Account
+    _notes: list[str]  # for the next report
+    _family: weakref.WeakSet[KameraWindow]  # it and its forks
+    _listeners: tuple[Listener, ...]
+    _name: str = ""  # in events
     _turn: int = 0  # questions so far
+    _preparation: Ahead[Departure] | None = None  # from the first `anticipate` on
+    _slid: int = 0  # chunks that left by the last departure, if that was a slide
+    _earned: int = 0  # tokens of departures that a prefix cache would have run, less those of preparations
+    _slots: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
+    _plans: tuple[tuple[Plan, NamedRequest], ...] = ()  # of the present state, the latest ones
 
     def __init__(
         self,
@@ -91,7 +169,7 @@ class KameraWindow(Contents):
                     f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                     "tokens: raise it"
                 )
-            self._stage = stage_of(engine, store, anchor, self._policy, losses, max_tokens)
+            self._executor = Executor.of(engine, store, anchor, self._policy, losses, max_tokens)
         self._state = WindowState.empty(engine.axes)
 
     # -- operations ----------------------------------------------------------------------------
@@ -198,7 +276,7 @@ class KameraWindow(Contents):
         """
         check_placing(chunks, max_tokens, order)
         items = [*{self._id_of(item): item for item in map(self._item, chunks)}.values()]
-        own, anchor = self._stage.max_tokens, self._former.anchor.length
+        own, anchor = self._executor.max_tokens, self._former.anchor.length
         bounds = [bound for bound in (own, max_tokens) if bound is not None]
         chosen = fitting([self._length_of(item) for item in items], min(bounds) - anchor if bounds else None)
         standing = [items[i] for i in chosen]
@@ -233,7 +311,7 @@ class KameraWindow(Contents):
         No encode for a picture that is archived itself. Raises ValueError for content without a picture.
         """
         self._check_backbone()
-        return candidates(self._former, like, k)
+        return self._names().candidates(like, k)
 
     @one_at_a_time
     def prepare_orders(self, slots: Sequence[Slot | int] | None = None) -> Report:
@@ -266,7 +344,7 @@ class KameraWindow(Contents):
         cache would have run as much for the departures so far. Returns at once; nothing is prepared where
         departures run none (`on_leave="keep"`).
         """
-        prepare_departure(self)
+        self._prepare_departure()
 
     @one_at_a_time
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
@@ -290,10 +368,103 @@ class KameraWindow(Contents):
         branch._account, branch._notes, branch._preparation = Account(), [], None
         branch._earned = 0
         branch._name = ""
-        live = self._backbone.live(holds=True) if apart else self._stage.live.fork()
-        branch._stage = replace(self._stage, live=live)
+        live = self._backbone.live(holds=True) if apart else self._executor.live.fork()
+        branch._executor = replace(self._executor, live=live)
         self._family.add(branch)
         return branch
+
+    # -- what it holds -------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The chunks in order, with their places and guarantees."""
+        state = self._state
+        if self._slots is None or self._slots[0] is not state:
+            anchor, size = self._former.anchor.length, self._backbone.facts.bytes_per_token
+            self._slots = (state, state.slots(anchor, size))
+        return self._slots[1]
+
+    def usage(self) -> Usage:
+        """The model work of this window since its construction, now and later; a fork counts its own.
+
+        After `flush` it equals hooks on the model.
+        """
+        return self._account.usage
+
+    def memory(self) -> WindowMemory:
+        """Bytes it holds: live cache, copies, encodings, and the part of them that its forks hold too."""
+        return memory_held(self._holdings(), [w._holdings() for w in self._family if w is not self])
+
+    def on_event(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` with the `Event` of each operation; returns a function that ends this.
+
+        Forks made from now on call it too. An error in it costs a warning, never the operation.
+        """
+        self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+        return end
+
+    @one_at_a_time
+    def plan(self, request: Request, *, policy: ReusePolicy | None = None) -> Plan:
+        """The plan of a request (`kamera.window.requests`).
+
+        ``policy`` takes the place of the window's, for callers that judge the trust of single chunks
+        themselves (`kamera.reuse`).
+        """
+        self._check_backbone()
+        with self._former.operation():
+            named_request = self._names().name_request(request)
+            own_policy = self._policy if policy is None else policy_of(policy)
+            plan = self._executor.plan(named_request, self._state, own_policy)
+        self._plans = (*self._plans[-PLANS + 1 :], (plan, named_request))
+        return plan
+
+    @one_at_a_time
+    def recipe(self) -> Recipe:
+        """What another engine needs to show this window: token ids, borders, places, rows, guarantees.
+
+        It is made of rows: no tensor is read, and nothing stored. `Recipe.missing` names the slots whose KV
+        is in this window's memory alone, until `keep_kv` stores it.
+        """
+        self._check_backbone()
+        return recipe_of(self._former, self._state)
+
+    def __len__(self) -> int:
+        return len(self._state.seats.seats)
+
+    @overload
+    def __getitem__(self, index: int) -> Slot: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Slot, ...]: ...
+    def __getitem__(self, index: int | slice) -> Slot | tuple[Slot, ...]:
+        try:
+            return self.slots[index]
+        except IndexError:
+            raise IndexError(f"slot {index} of a window of {len(self)}") from None
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.slots)
+
+    def __contains__(self, what: object) -> bool:
+        """True if a slot is in this window, or a chunk (by its id) in view."""
+        if isinstance(what, Slot):
+            return any(slot.number == what.number for slot in self.slots)
+        chunk_id = what.id if isinstance(what, Chunk) else what
+        return any(slot.chunk_id == chunk_id for slot in self.slots)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"a window's {name!r} cannot be set: make a new KameraWindow with it")
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        limit = "" if self._executor.max_tokens is None else f" of {self._executor.max_tokens}"
+        tokens, worth = self._former.anchor.length, weakest(slot.guarantee for slot in self.slots)
+        tokens += sum(slot.length for slot in self.slots)
+        return f"KameraWindow({len(self)} chunks, {tokens}{limit} tokens, {worth})"
 
     # -- questions, which leave the window as it was -------------------------------------------
 
@@ -328,11 +499,10 @@ class KameraWindow(Contents):
         with self._lock, self._account.count_now(self._backbone):
             self._check_backbone()
             self._backbone.check_sampling(options)
-            asker = self._asker()
-            rows = asker.answer_ids(question, **options)
+            rows = self._executor.answer_ids(self._state, question, **options)
             self._audit_one()
             if keep:
-                self.append(asker.exchange_chunk(question, rows[0]))
+                self.append(self._executor.exchange_chunk(question, rows[0]))
             texts = [text for row in rows if (text := self._backbone.builder.detokenize(row)) is not None]
             if texts:
                 return texts[0] if len(texts) == 1 else texts
@@ -342,8 +512,7 @@ class KameraWindow(Contents):
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer; the window does not change."""
         self._check_backbone()
-        asker = self._asker()
-        logits = asker.logits_of([question])[0]
+        logits = self._executor.logits_of(self._state, [question])[0]
         self._audit_one()
         return logits
 
@@ -359,14 +528,14 @@ class KameraWindow(Contents):
         index = self._state.index(slot)
         self._check_backbone()
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        answer = self._asker().answer_ids(question, **options)
-        cheap = self._without(index, self._policy.as_cheap())
-        if torch.equal(cheap.answer_ids(question, **options), answer):
+        answer = self._executor.answer_ids(self._state, question, **options)
+        executor, state = self._without(index, self._policy.as_cheap())
+        if torch.equal(executor.answer_ids(state, question, **options), answer):
             return False
-        if "blind" not in cheap.state.seats.worths[index:]:
+        if "blind" not in state.seats.worths[index:]:
             return True
-        sure = self._without(index, self._policy.as_forming())
-        return not torch.equal(sure.answer_ids(question, **options), answer)
+        executor, state = self._without(index, self._policy.as_forming())
+        return not torch.equal(executor.answer_ids(state, question, **options), answer)
 
     # -- persistence ---------------------------------------------------------------------------
 
@@ -384,7 +553,7 @@ class KameraWindow(Contents):
         if self._former.queue is not None:  # without one its patches are formed at once
             for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
                 self._former.queue.flush_named((self._former.context, chunk_id))
-        return save_window(user_path(path), self._stage, self._state, self._policy)
+        return save_window(user_path(path), self._executor, self._state, self._policy)
 
     @classmethod
     def load(
@@ -407,9 +576,9 @@ class KameraWindow(Contents):
         window._begin(trace)
         with window._account.count_now(engine):
             parts = load_window(user_path(path), engine, store, digest)
-            window._policy, window._stage, window._state = parts
-            window._stage.show(window._state, Tally())
-            queue_audits(window._stage, window._state, range(len(window)), window._policy.audit)
+            window._policy, window._executor, window._state = parts
+            window._executor.show(window._state)
+            queue_audits(window._executor, window._state, range(len(window)), window._policy.audit)
         return window
 
     # -- inside --------------------------------------------------------------------------------
@@ -426,9 +595,9 @@ class KameraWindow(Contents):
         An error leaves the present state.
         """
         with self._counting() as tally:
-            former, own_plan = self._former, None
+            own_plan = None
             if isinstance(request, Lookalike):
-                chunk_id = most_alike(former, self._state.seats.chunk_ids, request, tally)
+                chunk_id = self._names().most_alike(request, tally.notes)
                 request = Recall(chunk_id, request.move)
             if isinstance(request, Plan):
                 own_plan, named_request = self._own(request, chunks)
@@ -436,29 +605,31 @@ class KameraWindow(Contents):
                 named_request = self._names().name_request(request)
             policy = self._policy if own_plan is None else own_plan.policy
             departure = None if self._preparation is None else self._preparation.take()
-            start, stage = self._state, self._stage
-            if (
-                own_plan is None
-                and departure is not None
-                and not (inquiry is not None and isinstance(request, requests.Slide))
-                and fits(departure, named_request.request, stage, start, policy)
+            state, executor, answer = self._state, self._executor, None
+            is_slide = isinstance(request, requests.Slide)
+            if departure is not None and (
+                own_plan is not None
+                or (inquiry is not None and is_slide)
+                or not departure.fits(named_request.request, executor, state, policy)
             ):
-                start, stage = departure.state, departure.stage
-            if departure is not None and start is departure.state and isinstance(request, requests.Slide):
-                outcome = Done(departure.plan, start)  # it is the departure
+                departure = None
+            if departure is not None:
+                state, executor = departure.state, departure.executor
+            if departure is not None and is_slide:
+                plan = departure.plan  # it is the departure
             else:
-                outcome = carry_out(named_request, start, stage, policy, tally, own_plan, inquiry)
-            plan, state, answer = outcome
-            stage.show(state, tally)
-            queue_audits(stage, state, slots_to_audit(plan, state), self._policy.audit)
+                plan, state, answer = executor.run(named_request, state, policy, tally, own_plan, inquiry)
+            executor.show(state, tally)
+            if self._policy.audit:
+                queue_audits(executor, state, slots_to_audit(plan, state), self._policy.audit)
             tally.count_time("show")
-        old, self._state, self._stage, self._plans = self.slots, state, stage, ()
+        old, self._state, self._executor, self._plans = self.slots, state, executor, ()
         new_slots = {slot.number: slot for slot in self.slots}
         evicted = tuple(slot for slot in old if slot.number not in new_slots)
         slot = None if plan.arrived is None else new_slots[plan.arrived]
         report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), self.slots, evicted)
         self._emit(plan, report, old, named_request.pictures)
-        anticipate_by_itself(self, plan, len(evicted))
+        self._anticipate(plan, len(evicted))
         return report, answer
 
     def _perform_on_slot(self, request: Request | Lookalike) -> SlotReport:
@@ -476,8 +647,7 @@ class KameraWindow(Contents):
         return next((slot for slot in self.slots if slot.chunk_id == chunk_id), item)
 
     def _id_of(self, item: Slot | Chunk | Recall) -> str:
-        chunk: Any = item.chunk if isinstance(item, Recall) else item
-        return whole_chunk_id(self._former, self._state.seats.chunk_ids, chunk)
+        return self._names().whole_id(item.chunk if isinstance(item, Recall) else item)
 
     def _length_of(self, item: Slot | Chunk | Recall) -> int:
         if isinstance(item, Recall):
@@ -492,18 +662,346 @@ class KameraWindow(Contents):
             return math.inf, math.inf
         return cost.tokens, cost.forwards
 
-    def _asker(self) -> Asker:
-        return Asker(self._stage, self._state)
-
-    def _without(self, index: int, policy: ReusePolicy) -> Asker:
-        stage = replace(self._stage, live=self._backbone.live(), max_tokens=None)
-        with stage.former.operation():
+    def _without(self, index: int, policy: ReusePolicy) -> tuple[Executor, WindowState]:
+        """The window as if the chunk at ``index`` had never been there, on a live cache of its own."""
+        executor = replace(self._executor, live=self._backbone.live(), max_tokens=None)
+        with executor.former.operation():
             named_request = NamedRequest(Without(index))
-            return Asker(stage, carry_out(named_request, self._state, stage, policy, Tally()).state)
+            return executor, executor.run(named_request, self._state, policy, Tally())[1]
 
     def _audit_one(self) -> None:
         """Each question serves the whole window; one of its slots may be audited for it."""
         count = len(self._state.facts)
-        if count:
+        if count and self._policy.audit:
             self._turn += 1
-            queue_audits(self._stage, self._state, [self._turn % count], self._policy.audit)
+            queue_audits(self._executor, self._state, [self._turn % count], self._policy.audit)
+
+    # -- the next departure --------------------------------------------------------------------
+
+    @one_at_a_time
+    def _prepare_departure(self) -> None:
+        """`anticipate`."""
+        count = self._next_departure()
+        if not count:
+            if self._preparation is not None:
+                self._preparation.take()
+            return
+        executor = replace(self._executor, live=self._backbone.live(holds=True))
+        self._preparation = self._preparation or Ahead(self._backbone)
+        self._preparation.begin(functools.partial(depart, count, self._state, executor, self._policy))
+
+    def _next_departure(self) -> int:
+        """How many chunks will probably leave next: for a chunk like the last one, or by a slide."""
+        facts = self._state.facts
+        if not facts:
+            return 0
+        last = Newcomer(facts[-1].chunk_id, facts[-1].length)
+        leaving = count_leaving(self._executor, self._state, self._policy, last)
+        return leaving or (self._slid if self._slid < len(facts) else 0)
+
+    def _anticipate(self, plan: Plan, left: int) -> None:
+        """After an operation by which ``left`` chunks left, prepare the next departure within a ledger.
+
+        Each departure is worth what a prefix cache runs for it: the chunks that stay. A preparation costs as
+        much, used or not, so a window that guesses wrong waits for its next departure.
+        """
+        if plan.operation not in ("append", "recall", "slide"):
+            return
+        if left:  # also where the departure itself was prepared, and is no part of the plan
+            self._earned += sum([seat.length for seat in plan.after.seats if seat.number != plan.arrived])
+            self._slid = left if plan.operation == "slide" else 0
+        policy = self._policy
+        if plan.operation == "slide" or (policy.on_leave == "keep" and policy.minimum != "exact"):
+            return
+        count = self._next_departure() if self._earned else 0
+        cost = sum([seat.length for seat in plan.after.seats[count:]])
+        if count and cost <= self._earned:
+            self._earned -= cost
+            self._prepare_departure()
+
+    # -- inside, of all that it does -----------------------------------------------------------
+
+    @property
+    def _former(self) -> Former:
+        return self._executor.former
+
+    @property
+    def _backbone(self) -> Engine:
+        return self._former.backbone
+
+    def _begin(self, trace: str | os.PathLike[str] | None) -> None:
+        """Give the window an account, and nothing else yet."""
+        self._lock, self._family = forks.Lock("this window"), weakref.WeakSet([self])
+        self._account, self._notes = Account(), []
+        self._listeners = () if trace is None else (Trace(trace),)
+
+    @contextmanager
+    def _counting(self) -> Iterator[Tally]:
+        """Context of one operation: its work is counted, its losses noted, each object looked up once."""
+        self._former.anchor.identity.check(self._backbone)
+        with count_operation(self._backbone) as tally:
+            tally.notes.extend(self._notes)
+            self._notes = []
+            former = self._former
+            with former.losses.note_in(tally.notes), former.operation():
+                yield tally
+
+    def _holdings(self) -> Holdings:
+        return holdings_of(self._former.anchor, self._state, self._executor.live)
+
+    def _texts(self, old_ids: Collection[str]) -> dict[str, str]:
+        """Beginnings of the texts of chunks that are not known."""
+        new = [facts for facts in self._state.facts if facts.chunk_id not in old_ids]
+        texts = {f.chunk_id: self._backbone.builder.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
+        return {name: " ".join(text.split()) for name, text in texts.items() if text and not text.isspace()}
+
+    def _emit(
+        self, plan: Plan | None, report: Report, before: tuple[Slot, ...], pictures: Mapping[str, Image.Image]
+    ) -> None:
+        if not self._listeners:
+            return
+        self._name = self._name or secrets.token_hex(4)
+        event = Event(
+            operation=report.operation,
+            time=time.time(),
+            anchor=self._former.anchor.digest,
+            plan=plan,
+            report=report,
+            before=before,
+            window=self._name,
+            anchor_tokens=self._former.anchor.length,
+            max_tokens=self._executor.max_tokens,
+            usage=self.usage(),
+            memory=memory_held(self._holdings()),
+            cached=memory_of(self._former.store).bytes,
+            outcomes=() if plan is None else outcomes(plan, before, report.slots, self._state.residents),
+            later=Cost() if plan is None else plan.later,
+            pictures=thumbnails(pictures, report.slots, before),
+            texts=self._texts({slot.chunk_id for slot in before}),
+        )
+        notify_listeners(self._listeners, event)
+
+    def _names(self) -> Names:
+        return Names(self._former, self._state)
+
+    def _own(self, plan: Plan, chunks: Sequence[Chunk]) -> tuple[Plan, NamedRequest]:
+        """A plan and its request. Raises StalePlan unless it is what this window would plan now.
+
+        One that this window made in its present state is taken as it is; any other is made again under the
+        window's own policy, and compared.
+        """
+        seats = self._state.seats
+        for own_plan, named_request in self._plans:
+            if own_plan is plan and plan.before is seats:
+                return own_plan, named_request
+        what = f"the plan of {plan.operation} was made for another state of a window"
+        if len(plan.before.seats) != len(seats.seats):
+            raise StalePlan(
+                f"{what}, of {len(plan.before.seats)} chunks; this one has {len(seats.seats)}: plan anew"
+            )
+        if plan.policy != self._policy:
+            raise StalePlan(f"the plan of {plan.operation} was made under another policy: plan anew")
+        named_request = self._names().again(plan.request, chunks)
+        again = self._executor.plan(named_request, self._state, self._policy)
+        if again.comparable_text() != plan.comparable_text():
+            raise StalePlan(f"{what}, or of its store: plan anew")
+        return again, named_request
+
+    def _check_backbone(self) -> None:
+        """Raise unless the model is the one that computed this window's KV."""
+        self._former.anchor.identity.check(self._backbone)
+
+
+class Response(NamedTuple):
+    """An answer, as text or without a processor as token ids ``[new]``, and the operation's report."""
+
+    answer: str | torch.Tensor
+    report: Report
+
+
+# -- functions that take a window, for what few ask of it -----------------------------------------
+
+
+def sequence_of(window: KameraWindow) -> TokenSequence:
+    """The token sequence of a window, its system prompt included."""
+    executor, state = window._executor, window._state
+    ids, positions = executor.sequence(state, executor.former.anchor.input_ids[:0])
+    return TokenSequence(ids, shift(positions, [-f for f in state.seats.frame]))
+
+
+def former_of(window: KameraWindow) -> Former:
+    """The `Former` of a window: its ``backbone``, its ``store``, its ``anchor`` (the system prompt), …."""
+    return window._former
+
+
+def policy_in_force(window: KameraWindow | EngineWindow) -> ReusePolicy:
+    """The policy of a window."""
+    return window._policy if isinstance(window, KameraWindow) else window.policy
+
+
+@one_at_a_time
+def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
+    """The anchor and each slot as the live cache shows them, in order."""
+    window._check_backbone()
+    executor, state = window._executor, window._state
+    executor.show(state)
+    anchor = executor.former.anchor
+    parts = [(Encoded(anchor.input_ids, {}, {}), shift(anchor.positions, state.seats.frame))]
+    parts += zip([facts.encoded for facts in state.facts], state.positions, strict=True)
+    return tuple(
+        ShownSpan(encoded, positions, kv_copy(executor.live.read(i)))
+        for i, (encoded, positions) in enumerate(parts)
+    )
+
+
+@one_at_a_time
+def cut_text(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple[Slot, ...]:
+    """Make a text several chunks, cut before these of its tokens (ascending): no forward, no KV changes.
+
+    Returns the slots of its parts. What was not prefilled in this window as it stands (a picture, a patched
+    or canonical chunk) is not cut, and its slot returned. ValueError for tokens that are not inside.
+    """
+    state = window._state
+    index = state.index(slot)
+    seat, resident = state.seats.seats[index], state.residents[index]
+    borders = [*pairwise([0, *at, resident.facts.length])]
+    if any(start >= stop for start, stop in borders):
+        raise ValueError(f"at {quote(at)} are no ascending tokens inside of {resident.facts.length}")
+    if not _is_plain(seat, resident):
+        return (window.slots[index],)
+    label, parts = resident.facts.label, list[Facts]()
+    for start, stop in borders:
+        ids = resident.facts.encoded.input_ids[start:stop]
+        chunk = window._backbone.chunk_from_tensors(ids, label=label)
+        parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
+    window._state, window._plans = _cut(state, index, parts, window._executor), ()
+    return window.slots[index : index + len(parts)]
+
+
+@one_at_a_time
+def keep_first(window: KameraWindow, count: int) -> None:
+    """Let all slots behind the first ``count`` leave: no forward, no KV changes, and nothing is archived."""
+    state = window._state
+    seats = Seats(state.seats.seats[:count], state.seats.frame)
+    tensors = {seat.number: state.tensors[seat.number] for seat in seats.seats}
+    window._state, window._plans = WindowState(seats, tensors), ()
+
+
+@one_at_a_time
+def keep_kv(window: KameraWindow) -> Recipe:
+    """Store the KV that every slot shows. Return the recipe of the window, which then lacks nothing.
+
+    Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled or sampled
+    behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
+    """
+    window._check_backbone()
+    later_of(window._backbone).flush()
+    window._state, window._plans = store_state(window._executor.former, window._state), ()
+    return recipe_of(window._executor.former, window._state)
+
+
+@one_at_a_time
+def keep_orbit(
+    window: KameraWindow, slot: Slot | int, *, samples: int | None = None, seed: int = 0
+) -> SlotReport:
+    """Form and store the orbit patch of a chunk over orderings of the chunks before it.
+
+    By default over a small balanced set of orderings; ``samples`` asks for more, or fewer (`orderings`). The
+    window itself does not change.
+    """
+    index, chunks = window._state.index(slot), window._state.facts
+    with window._counting() as tally:
+        form_orbit(window._executor.former, chunks[index], chunks[:index], samples=samples, seed=seed)
+    report = tally.report("keep_orbit", window.slots[index], window.slots)
+    window._emit(None, report, window.slots, {})
+    assert isinstance(report, SlotReport)
+    return report
+
+
+@one_at_a_time
+def next_token_logits_of(window: KameraWindow, questions: Sequence[Question]) -> torch.Tensor:
+    """Logits ``[questions, vocabulary]`` of each answer's first token; the questions share forwards."""
+    window._check_backbone()
+    return window._executor.logits_of(window._state, questions)
+
+
+@one_at_a_time
+def answer_of(window: KameraWindow, question: Question, *, max_new_tokens: int) -> torch.Tensor:
+    """Token ids ``[new]`` of the likeliest answer, of at most so many tokens."""
+    window._check_backbone()
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+    return window._executor.answer_ids(window._state, question, **options)[0]
+
+
+@one_at_a_time
+def logits_of_answers(
+    window: KameraWindow, asked: Sequence[tuple[Question, torch.Tensor]]
+) -> list[torch.Tensor]:
+    """Logits ``[tokens, vocabulary]`` of the tokens of each answer, for questions and answers."""
+    window._check_backbone()
+    return window._executor.logits_of_answers(window._state, asked)
+
+
+@one_at_a_time
+def respond(window: KameraWindow, /, question: Question, request: Request | Plan, **options: Any) -> Response:
+    """Run a request or a plan, and answer a question behind it; new chunks share its forward.
+
+    The next text at the tail that begins with question and answer takes over their KV. ``options`` as for
+    `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `run` and
+    `generate`.
+    """
+    backbone = window._backbone
+    backbone.check_sampling(options)
+    if (several := options.get("num_return_sequences")) not in (None, 1):
+        raise ValueError(f"num_return_sequences={several}: a response is one answer")
+    ids = window._executor.question_ids(question)
+    report, rows = window._answer(request, (ids, options))
+    assert rows is not None, "an inquiry is answered"
+    window._audit_one()
+    text = backbone.builder.detokenize(rows[0])
+    return Response(rows[0] if text is None else text, report)
+
+
+def _is_plain(seat: Seat, resident: Resident) -> bool:
+    """True for a text that shows the KV of its prefill."""
+    facts, copy, source = resident.facts, resident.copy, seat.source
+    is_text = not (facts.encoded.tensors or facts.position_inputs or source.home.shape)
+    is_prefilled = copy.patch is None and seat.clean is None and not source.canonical
+    return is_text and is_prefilled and not isinstance(copy.kv, CodedKV)
+
+
+def _cut(state: WindowState, index: int, facts: Sequence[Facts], executor: Executor) -> WindowState:
+    """The state with a text in parts, each prefilled behind those before it."""
+    row, copy, start = state.seats.seats, state.residents[index].copy, 0
+    seat, parts, tensors = row[index], list[Seat](), dict(state.tensors)
+    antecedents = seat.source.antecedents
+    for part in facts:
+        stop = start + part.length
+        places = copy.positions[:, start:stop]
+        home = executor.spots.spot(part, places)
+        source = replace(seat.source, home=home, antecedents=antecedents, behind=seat.source.behind + start)
+        new = replace(
+            seat,
+            chunk_id=part.chunk_id,
+            length=part.length,
+            spot=home.shift(seat.offset),
+            source=source,
+            archived=False,
+            number=new_number(),
+        )
+        parts.append(new)
+        tensors[new.number] = Resident(part, Copy(executor.live.hold(kv_slice(copy.kv, start, stop)), places))
+        antecedents, start = (*antecedents, part.chunk_id), stop
+    part_ids = [part.chunk_id for part in facts]
+    others = [_with_parts(other, seat.chunk_id, part_ids) for other in row[index + 1 :]]
+    del tensors[seat.number]
+    return WindowState(replace(state.seats, seats=(*row[:index], *parts, *others)), tensors)
+
+
+def _with_parts(seat: Seat, whole_id: str, parts: Sequence[str]) -> Seat:
+    """A chunk whose antecedents name the parts in place of the whole: the tokens are the same."""
+    source = seat.source
+    if whole_id not in source.antecedents:
+        return seat
+    antecedents = tuple(n for name in source.antecedents for n in (parts if name == whole_id else (name,)))
+    return replace(seat, source=replace(source, antecedents=antecedents))

@@ -23,7 +23,7 @@ from kamera.engines.hf import HfEngine
 from kamera.ops.digest import tensor_digest
 from kamera.patches import later_of
 from kamera.store import StoreAdmin
-from kamera.window.report import Report
+from kamera.window import Report
 
 LIMIT = 4  # chunks in a window
 SWITCH = 1e-5  # seconds between switches of threads: many, so that whatever can meet does

@@ -16,7 +16,6 @@ from kamera.engines.hf import HfEngine
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
 from kamera.window import former_of, sequence_of
-from kamera.window.report import Tally
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
 from tests.models.hooks import hooked
@@ -151,16 +150,16 @@ def rope_index(backbone: HfEngine, chunks: Sequence[Chunk]) -> torch.Tensor:
 def live(window: KameraWindow, index: int) -> KV:
     """The KV a slot shows the model, turned to the window's own positions."""
     state = window._state
-    window._stage.show(state, Tally())
-    kv = window._stage.live.read(index + 1)  # behind the anchor
+    window._executor.show(state)
+    kv = window._executor.live.read(index + 1)  # behind the anchor
     home = [-f for f in state.seats.frame]
     return relocate_kv(kv_copy(kv), former_of(window).backbone.layout, home)
 
 
 def addresses(window: KameraWindow, index: int) -> list[int]:
     """Where in memory a slot's KV stands, channel by channel."""
-    window._stage.show(window._state, Tally())
-    return [t.data_ptr() for layer in window._stage.live.read(index + 1) for t in layer.values()]
+    window._executor.show(window._state)
+    return [t.data_ptr() for layer in window._executor.live.read(index + 1) for t in layer.values()]
 
 
 def shares(a: KameraWindow, b: KameraWindow, index: int) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera.patches.chunks import compact_positions
-from kamera.window import seating, sequence_of
+from kamera.window import plan, sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
@@ -21,7 +21,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     framed, home = make(backbone, None, *chunks), make(backbone, None, *chunks)
     framed.slide()
     with monkeypatch.context() as patch:
-        patch.setattr(seating, "DRIFT", 0)
+        patch.setattr(plan, "DRIFT", 0)
         home.slide()
     assert home._state.seats.frame == (0,) * backbone.axes
     assert torch.equal(sequence_of(framed).position_ids, sequence_of(home).position_ids)

@@ -186,7 +186,7 @@ def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
     asked = "where is the cup"
     ids = prompt(tokenizer, system, "".join(facts) + asked)
     assert torch.equal(
-        torch.cat([sequence_of(window).input_ids, window._asker().question_ids(asked)]), ids[0]
+        torch.cat([sequence_of(window).input_ids, window._executor.question_ids(asked)]), ids[0]
     )
     with torch.no_grad():
         want = backbone.model.generate(
@@ -203,7 +203,7 @@ def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
     said = tokenizer.decode(want, skip_special_tokens=False).removesuffix("</t>").strip()
     ids = prompt(tokenizer, system, "".join(facts) + asked, said, again)
     assert torch.equal(
-        torch.cat([sequence_of(window).input_ids, window._asker().question_ids(again)]), ids[0]
+        torch.cat([sequence_of(window).input_ids, window._executor.question_ids(again)]), ids[0]
     )
     with torch.no_grad():
         logits = backbone.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]

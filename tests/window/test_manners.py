@@ -91,7 +91,7 @@ def blocks(*windows: KameraWindow) -> dict[tuple, int]:
     """Every block of memory that tensors reachable from windows lie in, found by the collector's own walk."""
     outside = [o for w in windows for o in (*over(w), later_of(former_of(w).backbone), w._family)]
     seen = {id(o) for o in outside}
-    todo: list = [part for w in windows for part in (w._state, w._stage.live, former_of(w).anchor)]
+    todo: list = [part for w in windows for part in (w._state, w._executor.live, former_of(w).anchor)]
     found = {}
     while todo:
         item = todo.pop()
@@ -118,6 +118,6 @@ def test_memory_is_what_the_tensors_take(family, kv, tmp_path):
     held = window.memory()
     assert isinstance(held, WindowMemory) and held.shared == 0
     assert held.total == held.own == sum(blocks(window).values())
-    room = window._stage.live.tensors
+    room = window._executor.live.tensors
     assert held.live == sum(t.numel() * t.element_size() for layer in room for t in layer.values())
     assert min(held.live, held.copies, held.encodings) > 0

@@ -10,7 +10,7 @@ import pytest
 from kamera import ChunkStore, ReusePolicy
 from kamera.errors import UnknownChunk, UnknownSlot, WindowFull
 from kamera.window import Arrange, Plan, Recall, former_of
-from kamera.window.placement import cheapest_order
+from kamera.window.plan import cheapest_order
 from tests.window.rig import (
     FULL_RANK,
     Prefilled,

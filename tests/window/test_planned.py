@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError, PolicyRefused, UnknownChunk, WindowFull
-from kamera.window import Append, Arrange, Condition, Evict, Recall, Reorder, Slide, requests
-from kamera.window.steps import Cost
+from kamera.window import Append, Arrange, Condition, Cost, Evict, Recall, Reorder, Slide, requests
 from tests.window.rig import FULL_RANK, SYSTEM, make, rig, watching
 
 POLICIES = {

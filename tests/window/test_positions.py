@@ -9,7 +9,7 @@ from kamera import ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.ops import kv_copy, kv_map, uniform_offset
 from kamera.ops.kernels import serve
-from kamera.window import seating, sequence_of
+from kamera.window import plan, sequence_of
 from tests.models import samples, tiny
 from tests.window.rig import (
     Snapshot,
@@ -24,7 +24,7 @@ from tests.window.rig import (
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_slides_equal_one_move_bit_for_bit(family, dtype, monkeypatch):
-    monkeypatch.setattr(seating, "DRIFT", 0)  # so that every slide turns every survivor
+    monkeypatch.setattr(plan, "DRIFT", 0)  # so that every slide turns every survivor
     backbone = tiny.backbone(family, dtype)
     chunks = [
         samples.chunk(backbone, samples.sample(family, 9)),

@@ -6,8 +6,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops.quantize_kv import KV_CODECS
-from kamera.window import former_of
-from kamera.window.file import WINDOW
+from kamera.window import WINDOW, former_of
 from tests.engines.compare import relative, worst
 from tests.window.rig import (
     QUESTION,

@@ -11,7 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.store import StoreAdmin
 from kamera.window import Append, former_of
-from kamera.window.steps import Cost, Harvest, Place
+from kamera.window.plan import Cost, Harvest, Place
 from tests.models import tiny
 from tests.store.builders import file_of, flip
 from tests.window.rig import FULL_RANK, QUESTION, SYSTEM, rig, watching

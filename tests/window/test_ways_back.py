@@ -24,9 +24,8 @@ from kamera.errors import CorruptChunk
 from kamera.sessions import ChatSession
 from kamera.store import StoreAdmin
 from kamera.trust import weakest
-from kamera.window import file as window_file
-from kamera.window import former_of
-from kamera.window.file import WINDOW, Saved
+from kamera.window import WINDOW, Saved, former_of
+from kamera.window import save as window_file
 from tests.content.templates import picture
 from tests.engines.compare import relative, worst
 from tests.models import samples, talkers, tiny

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kamera.window.events import Event, Outcome
-from kamera.window.state import Slot
+from kamera.window.slots import Slot
 
 MOST_PICTURES = 2_000
 """Pictures of a page; those of later chunks are left out."""

@@ -1,8 +1,8 @@
-"""`EngineWindow`: the operations of a window over an engine that schedules by itself, such as vLLM.
+"""Windows for an engine that schedules by itself, such as vLLM: `EngineWindow`, and recipes of any window.
 
-It holds no KV and runs no model. An operation changes a list and looks rows up; an answer sends the whole
-prompt with a recipe of what is stored, and the engine computes the rest. A session over an engine has one
-whose chunks are the segments of its rendered conversation.
+An `EngineWindow` holds no KV and runs no model. An operation changes a list and looks rows up; an answer
+sends the whole prompt with a recipe of what is stored, and the engine computes the rest. A session over an
+engine has one whose chunks are the segments of its rendered conversation.
 """
 
 from __future__ import annotations
@@ -10,36 +10,50 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from operator import add, sub
+from typing import Any, Literal
 
 import torch
 from PIL import Image
 
-from kamera.content import Chunk, Content, Seams
+from kamera.content import Chunk, Content, Encoded, Seams
 from kamera.engines import (
     Account,
     Completes,
     Engine,
     EnginePrompt,
     EngineSampling,
+    Part,
     PositionLimits,
+    PromptPicture,
     Recipe,
+    RowKey,
     Usage,
     join_pieces,
     open_accounts,
 )
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
-from kamera.patches import Catalogue, Losses
-from kamera.store import ChunkStore, Context
+from kamera.patches import Catalogue, Copy, Facts, Former, Losses, canonical_of, put_owed
+from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, conditioned_record
 from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
-from kamera.window.engine_prompts import Dialogue, PromptChunk, RowPlaces, message, prompt_chunk, segment
-from kamera.window.placer import Placer
-from kamera.window.recipe import RecipeFacts, has_anchor, recipe
-from kamera.window.requests import Reorder
-from kamera.window.seating import canonical_source, check_room, count_leaving
-from kamera.window.seats import Offer, Seat, Seats, Source, Spot, footing, staying_behind
-from kamera.window.steps import Limits
+from kamera.window.plan import Planner, View
+from kamera.window.requests import Newcomer, Reorder
+from kamera.window.slots import (
+    Offer,
+    Offset,
+    Resident,
+    Seat,
+    Seats,
+    Source,
+    Spot,
+    WindowState,
+    footing,
+    staying_behind,
+)
+
+ANSWER = 256
+"""Tokens that another engine's answer may have if ``max_new_tokens`` is not given."""
 
 Origin = Literal["canonical", "stored", "survivor", "computed"]
 """Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with
@@ -72,6 +86,68 @@ class EngineAnswer:
     computed: int
 
 
+@dataclass(frozen=True, eq=False)
+class Dialogue:
+    """A prompt as an engine takes it: the ``question``'s ids behind a window's chunks, and all ``messages``.
+
+    Pictures stand in messages as ``{"type": "image"}``, in the order of the window's chunks that show them.
+    """
+
+    question: torch.Tensor
+    messages: tuple[Mapping[str, Any], ...]
+    tools: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PromptChunk(Facts):
+    """A chunk with what a prompt shows of it: ``parts`` of a message, and their pictures."""
+
+    parts: tuple[Mapping[str, Any], ...] = ()
+    images: tuple[Image.Image, ...] = ()
+
+    @property
+    def newcomer(self) -> Newcomer:
+        """The chunk as plans know it."""
+        return Newcomer(self.chunk_id, self.length)
+
+    @property
+    def pictures(self) -> list[PromptPicture]:
+        """The pictures of the chunk under its id; several are numbered."""
+        names = [self.chunk_id, *(f"{self.chunk_id}/{n}" for n in range(1, len(self.images)))]
+        return [PromptPicture(name, image) for name, image in zip(names, self.images, strict=False)]
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """The `Places` of an engine's window, by what rows say: a chunk without a row stands as a text does."""
+
+    anchor: int
+    outlines: dict[str, Outline]
+
+    @property
+    def start(self) -> Offset:
+        """Where the first chunk begins, per axis."""
+        axes = next((len(outline.low) for outline in self.outlines.values()), 1)
+        return (self.anchor,) * axes
+
+    def compact(self, chunks: Sequence[Facts]) -> list[Spot]:
+        """Spots of chunks one after another behind the anchor."""
+        start, spots = self.start, list[Spot]()
+        at = start
+        for chunk in chunks:
+            length, outline = chunk.length, self.outlines.get(chunk.chunk_id)
+            if outline is None:
+                spots.append(Spot(at, tuple(place + length - 1 for place in at)))
+                at = tuple(place + length for place in at)
+            else:
+                spots.append(Spot(outline.low, outline.high).shift([*map(sub, at, start)]))
+                at = tuple(map(add, at, outline.advance))
+        return spots
+
+    def form(self, facts: Facts) -> None:
+        """No chunk shares a forward: the engine makes its own batches."""
+
+
 class EngineWindow:
     """A window over an engine; see `KameraWindow` for its operations.
 
@@ -101,7 +177,8 @@ class EngineWindow:
         self._anchor = tuple(contents.builder.anchor_ids(system).tolist())
         self._context = Context(fingerprint, ids_digest(self._anchor), store.tenant, store.kv)
         self._rows = Catalogue(store, self._context, None, Losses())
-        self._places = RowPlaces(len(self._anchor), {}, {})
+        self._places = RowPlaces(len(self._anchor), {})
+        self._chunks: Mapping[str, PromptChunk] = {}  # those that were in it
         self._prefilled_ids: set[str] = set()  # of all forks: the engine was asked for their canonicals
         self._seats = Seats((), (0,))
         messages = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
@@ -120,9 +197,9 @@ class EngineWindow:
 
     def recall(self, chunk_id: str) -> tuple[EngineSlot, ...]:
         """A chunk that has been in this window, as by `append`. Raises UnknownChunk for another."""
-        if chunk_id not in self._places.chunks:
+        if chunk_id not in self._chunks:
             raise UnknownChunk(f"no chunk {quote(chunk_id)} was in this window: append its content")
-        return self._bring(self._places.chunks[chunk_id])
+        return self._bring(self._chunks[chunk_id])
 
     def slide(self, n: int = 1) -> tuple[EngineSlot, ...]:
         """The ``n`` oldest leave; the others move up. Raises ValueError for more than there are."""
@@ -161,12 +238,12 @@ class EngineWindow:
         if old := [i for i in order if isinstance(i, EngineSlot) and (i.start, i.chunk_id) not in seats]:
             raise UnknownSlot(f"{quote(old[0])} is not in this window any more: give one of its slots")
         new = [item for item in order if isinstance(item, Chunk)]
-        chunks = {**self._places.chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
+        chunks = {**self._chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
         items = [item.id if isinstance(item, Chunk) else seats[item.start, item.chunk_id] for item in order]
-        check_room(self._limits, [chunks[w].newcomer if isinstance(w, str) else w for w in items])
-        self._places, self.policy = replace(self._places, chunks=chunks), policy
+        self._view(self._seats).check_room([chunks[w].newcomer if isinstance(w, str) else w for w in items])
+        self._chunks, self.policy = chunks, policy
         self._arrange(items)
-        self._places = replace(self._places, chunks={name: chunks[name] for name in self._seats.chunk_ids})
+        self._chunks = {name: chunks[name] for name in self._seats.chunk_ids}
         return self.slots
 
     def look(self) -> tuple[EngineSlot, ...]:
@@ -196,7 +273,7 @@ class EngineWindow:
         """A window of the same chunks; all forks are ``apart``."""
         branch = copy.copy(self)
         branch._account = Account()
-        branch._places = replace(self._places, outlines=dict(self._places.outlines))
+        branch._places = RowPlaces(self._places.anchor, dict(self._places.outlines))
         branch._rows = Catalogue(self._store, self._context, None, Losses())
         return branch
 
@@ -251,16 +328,24 @@ class EngineWindow:
 
     # -- inside --------------------------------------------------------------------------------
 
-    @property
-    def _limits(self) -> Limits:
-        lossy = self._context.lossy
-        return Limits(len(self._anchor), PositionLimits(), self._max_tokens, lossy, self._places)
+    def _view(self, seats: Seats) -> View:
+        return View(
+            seats,
+            self._rows,
+            self.policy,
+            anchor=len(self._anchor),
+            reach=PositionLimits(),
+            max_tokens=self._max_tokens,
+            lossy=self._context.lossy,
+            places=self._places,
+            facts=self._chunks,
+        )
 
     def _bring(self, chunk: PromptChunk) -> tuple[EngineSlot, ...]:
         if chunk.chunk_id in self._seats.chunk_ids:
             return self._arrange(self._seats.seats)
-        count = count_leaving(self._limits, self._seats, chunk.newcomer)
-        self._places = replace(self._places, chunks={**self._places.chunks, chunk.chunk_id: chunk})
+        count = self._view(self._seats).count_leaving(self._seats, chunk.newcomer)
+        self._chunks = {**self._chunks, chunk.chunk_id: chunk}
         return self._arrange([*self._seats.seats[count:], chunk.chunk_id])
 
     def _arrange(self, items: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
@@ -297,11 +382,11 @@ class EngineWindow:
             return None  # it is not stored, or positions behind it are no sum
         self._places.outlines[chunk_id] = row.outline
         self._prefilled_ids.discard(chunk_id)  # asked for again once the store has lost it
-        limits, newcomer = self._limits, self._places.chunks[chunk_id].newcomer
-        placer = Placer(Reorder(()), before, self._rows, self.policy, limits, patches=False)
-        source, spot = placer.best_source(newcomer, before), self._spot(chunk_id, before)
+        view, newcomer = self._view(before), self._chunks[chunk_id].newcomer
+        source = Planner(Reorder(()), view).best_source(newcomer, before)
+        spot = self._spot(chunk_id, before)
         if (source is None or source.guarantee == "blind") and old is not None and before.seats:
-            survivor = self._survivor(old, canonical_source(limits, chunk_id), before)
+            survivor = self._survivor(old, view.canonical_source(chunk_id), before)
             if survivor is not None:
                 return survivor.at(spot)
         if source is None:
@@ -329,20 +414,17 @@ class EngineWindow:
         """A chunk that the engine prefills behind ``before``."""
         spot, state = self._spot(chunk_id, before), footing(before)
         source = Source(spot, before.lineage, prefilled_behind(state), canonical=False, behind=before.tokens)
-        length = len(self._places.chunks[chunk_id].ids)
-        return Seat(chunk_id, length, spot, source, source.guarantee, state)
+        return Seat(chunk_id, self._chunks[chunk_id].length, spot, source, source.guarantee, state)
 
     def _spot(self, chunk_id: str, before: Seats) -> Spot:
-        return self._places.compact([*before.chunk_ids, chunk_id])[-1]
+        return self._places.compact([self._chunks[name] for name in (*before.chunk_ids, chunk_id)])[-1]
 
     def _prompt_chunks(self, seats: Seats) -> list[PromptChunk]:
-        return [self._places.chunks[name] for name in seats.chunk_ids]
+        return [self._chunks[name] for name in seats.chunk_ids]
 
     def _recipe(self, seats: Seats) -> Recipe:
-        ids = {one.chunk_id: one.ids for one in self._prompt_chunks(seats)}
         remedy = "an engine that harvests stores its patch"
-        facts = RecipeFacts(self._context, self._anchor, ids, self.policy.budget.rank, {}, remedy)
-        return recipe(seats, self._rows, facts)
+        return recipe(seats, self._rows, self._anchor, self._chunks, self.policy.budget.rank, {}, remedy)
 
     def _prompt(self, seats: Seats, dialogue: Dialogue, tokens: int) -> EnginePrompt:
         """The prompt of a dialogue behind chunks, for an answer of ``tokens`` tokens."""
@@ -358,3 +440,130 @@ def _origin(seat: Seat) -> Origin:
     if not seat.source.patch:
         return "canonical"
     return "survivor" if seat.guarantee == "survivor" else "stored"
+
+
+def message(role: str, *parts: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A chat message; a text is a part of its own."""
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"role": role, "content": content}
+
+
+def prompt_chunk(chunk: Chunk, content: Content | Chunk) -> PromptChunk:
+    """What a prompt shows of a chunk."""
+    parts: list[Any] = list(content) if isinstance(content, list | tuple) else []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else parts
+    if isinstance(content, Image.Image):
+        parts = [{"type": "image", "image": content}]
+    images = tuple(part["image"] for part in parts if part["type"] == "image")
+    encoded = Encoded(chunk.input_ids, {}, {})
+    return PromptChunk(chunk.id, encoded, chunk.label, parts=tuple(parts), images=images)
+
+
+def segment(chunk: Chunk, picture: Image.Image | None) -> PromptChunk:
+    """A chunk of a conversation, whose messages name its picture by its place alone."""
+    prompt = prompt_chunk(chunk, chunk if picture is None else picture)
+    return replace(prompt, parts=tuple({"type": part["type"]} for part in prompt.parts))
+
+
+# -- recipes ---------------------------------------------------------------------------------------
+
+
+def recipe(
+    seats: Seats,
+    rows: Catalogue,
+    anchor_ids: Sequence[int],
+    facts: Mapping[str, Facts],
+    rank: int | None,
+    contents: Mapping[int, str],
+    remedy: str,
+) -> Recipe:
+    """The recipe of a window: what a plan's seats, too, can be written down as, if all of them is stored.
+
+    ``facts`` are those of the chunks, by chunk id, ``rank`` the largest of patches. ``contents`` are the
+    digests of the conditioned KV that is stored, by number of its seat. ``remedy`` says what stores KV that
+    has no key.
+    """
+    own, back, parts, start = rows.context, tuple(-f for f in seats.frame), list[Part](), len(anchor_ids)
+    for seat, worth in zip(seats.seats, seats.worths, strict=True):
+        source, spot = seat.shown, seat.spot.shift(back)
+        place = (start, spot.low, source.home.distance(spot), worth, source.antecedents)
+        kv, patch, missing = _rows_of(seat, rows, rank, contents.get(seat.number))
+        ids = tuple(facts[seat.chunk_id].encoded.input_ids.tolist())
+        parts.append(Part(seat.chunk_id, ids, *place, kv, patch, missing.format(remedy)))
+        start += seat.length
+    anchor = RowKey.of(own, "anchor", own.anchor) if has_anchor(rows) else None
+    return Recipe(own, anchor, tuple(anchor_ids), tuple(parts))
+
+
+def has_anchor(rows: Catalogue) -> bool:
+    """True if the anchor of these rows is stored."""
+    plain = replace(rows.context, kv="as-is")
+    return rows.store.has(plain, plain.anchor, None, "anchor")
+
+
+def recipe_of(former: Former, state: WindowState) -> Recipe:
+    """The recipe of a window in ``state``."""
+    contents = {
+        seat.number: resident.shown.content
+        for seat, resident in zip(state.seats.seats, state.residents, strict=True)
+        if _is_kept(former, seat, resident.shown)
+    }
+    anchor_ids, facts = former.anchor.input_ids.tolist(), {facts.chunk_id: facts for facts in state.facts}
+    remedy = "keep_kv(window) stores it"
+    return recipe(state.seats, former.catalogue, anchor_ids, facts, former.budget.rank, contents, remedy)
+
+
+def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
+    if not copy.content:
+        return False
+    key = (seat.chunk_id, seat.shown.antecedents, "conditioned", copy.content)
+    return former.store.has(replace(former.context, kv="as-is"), *key)
+
+
+def _is_canonical(seat: Seat, own: Context) -> bool:
+    """True for KV in the form in which the store keeps the chunk's canonical."""
+    return seat.shown.canonical and seat.shown.lossy == own.lossy
+
+
+def _rows_of(
+    seat: Seat, rows: Catalogue, rank: int | None, content: str | None
+) -> tuple[RowKey | None, RowKey | None, str]:
+    """The rows of the KV that a seat shows, and of its patch; or why it has none."""
+    own, source, chunk_id = rows.context, seat.shown, seat.chunk_id
+    if not _is_canonical(seat, own):
+        if content is None:
+            return None, None, "its KV was run in its window and stands under no key: {}"
+        return RowKey.of(own, "conditioned", chunk_id, source.antecedents, content), None, ""
+    patch = source.patch
+    kv = RowKey.of(own, "canonical", chunk_id, anchor="" if patch is None else patch.base)
+    if kv.context.anchor == own.anchor and not rows.has_canonical(chunk_id):
+        return None, None, "its canonical is not stored yet, or no longer: window.flush(), or append it again"
+    if patch is None:
+        return kv, None, ""
+    row = rows.patch(chunk_id, patch.antecedents, patch.kind, patch.base)
+    if row is None or row.formed != patch.formed or patch.created not in (None, row.created):
+        return None, None, "its patch has left the store, or is another by now: recall it"
+    stamp = patch.formed, row.created, rank
+    return kv, RowKey.of(own, patch.kind, chunk_id, patch.antecedents, patch.base, *stamp), ""
+
+
+def store_state(former: Former, state: WindowState) -> WindowState:
+    """Store all KV that ``state`` shows. Returns ``state`` with the digests of KV that is no canonical."""
+    tensors = dict(state.tensors)
+    for seat in state.seats.seats:
+        resident = tensors[seat.number]
+        if _is_canonical(seat, former.context):
+            if resident.shown.patch is None and not former.catalogue.has_canonical(seat.chunk_id):
+                put_owed([former.records_to_put(resident.facts, resident.shown)[1]])
+            continue
+        record = _conditioned_record(former, seat, resident)
+        former.store.put(record)
+        tensors[seat.number] = replace(resident, copy=replace(resident.copy, content=record.content))
+    return replace(state, tensors=tensors)
+
+
+def _conditioned_record(former: Former, seat: Seat, resident: Resident) -> CanonicalRecord:
+    record = canonical_of(former, resident.facts, resident.shown)
+    return conditioned_record(
+        replace(record, info={**record.info, "formed": seat.formed}), seat.shown.antecedents
+    )

@@ -1,10 +1,12 @@
-"""The audit: a share of the KV that was served is prefilled again, after the answer, and compared.
+"""What a window has done in the background beside archives and patches: departures prepared, and audits.
 
-Digests and probes tell that a model is the one that computed stored KV. What none of them sees (weights
-written behind PyTorch's back, an object of a foreign model under an equal key, a kernel that turns wrongly)
-shows in the KV itself. So a window hands over slots that it served (`ReusePolicy.audit`), and background
-work prefills each behind the KV that stands before it. What it finds is counted in the store's metrics and
-logged; nothing is withheld.
+A departure is prepared before it comes: the chunks that stay are placed as that operation will need them.
+
+An audit prefills a share of the KV that was served again, after the answer, and compares. Digests and probes
+tell that a model is the one that computed stored KV. What none of them sees (weights written behind PyTorch's
+back, an object of a foreign model under an equal key, a kernel that turns wrongly) shows in the KV itself. So
+a window hands over slots that it served (`ReusePolicy.audit`), and background work prefills each behind the
+KV that stands before it. What it finds is counted in the store's metrics and logged; nothing is withheld.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import logging
 import random
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -24,33 +25,80 @@ from kamera.content import Encoded
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
-from kamera.patches import Copy, Former, Worth, later_of
-from kamera.trust import LOSSY, AuditFinding, lacking_bound
-from kamera.window.seats import Seat
-from kamera.window.stage import Stage
-from kamera.window.state import Resident, WindowState, span_of
-from kamera.window.steps import Plan
+from kamera.patches import Copy, Former, Ready, Worth, later_of
+from kamera.trust import LOSSY, AuditFinding, ReusePolicy, lacking_bound
+from kamera.window.plan import Cost, Plan
+from kamera.window.requests import Append, NamedRequest, Newcomer, Recall, Request, Slide
+from kamera.window.run import Executor, Tally
+from kamera.window.slots import Resident, Seat, WindowState, holdings_of, memory_held, span_of
 
 _ROUNDING = 1e-6
 
 logger = logging.getLogger(__name__)
 
 
+# -- departures ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
-class Served:
-    """A slot as it was served: its index in ``state``, and a copy of its live KV."""
+class Departure:
+    """A window ``before`` it and after its ``count`` oldest chunks have left, on a live cache of its own.
 
+    ``plan`` is that of the departure, whose steps have run.
+    """
+
+    before: WindowState
+    count: int
+    plan: Plan
     state: WindowState
-    index: int
-    kv: KV
+    executor: Executor
+
+    def fits(self, request: Request, executor: Executor, state: WindowState, policy: ReusePolicy) -> bool:
+        """True if an operation on ``state`` starts where as many chunks have left as it needs."""
+        if self.before is not state:
+            return False
+        match request:
+            case Append(content=Newcomer() as chunk) | Recall(chunk=Newcomer() as chunk):
+                in_view = isinstance(request, Recall) and chunk.chunk_id in state.seats.chunk_ids
+                return not in_view and count_leaving(executor, state, policy, chunk) == self.count
+            case Slide(n):
+                return n == self.count
+            case _:
+                return False
 
 
-class AuditCandidate(NamedTuple):
-    """A slot that was served: its index, its tokens, and those that its audit runs."""
+def count_leaving(executor: Executor, state: WindowState, policy: ReusePolicy, chunk: Newcomer) -> int:
+    """The number of oldest chunks that leave for a chunk; 0 for one that no window of this size holds."""
+    view = executor.view(state, {}, policy)
+    if view.max_tokens is None or chunk.length > view.max_tokens - view.anchor:
+        return 0
+    return view.count_leaving(state.seats, chunk)
 
-    slot: int
-    tokens: int
-    price: int
+
+def depart(
+    count: int, state: WindowState, executor: Executor, policy: ReusePolicy
+) -> Ready[Departure] | None:
+    """The window after a departure; None if no forward is needed."""
+    named_request = NamedRequest(Slide(count))
+    try:
+        with executor.former.operation():
+            plan = executor.plan(named_request, state, policy)
+            if not plan.cost.tokens:
+                return None
+            ran, after, _ = executor.run(named_request, state, policy, Tally(), plan)
+            executor.show(after)
+            queue_audits(executor, after, slots_to_audit(ran, after), policy.audit)
+    except KameraError as error:
+        logger.info("a window's next departure was not prepared: %s", error)
+        return None
+    anchor = executor.former.anchor
+    old = holdings_of(anchor, state, executor.former.backbone.live())
+    own = memory_held(holdings_of(anchor, after, executor.live), [old]).own
+    done = replace(plan, steps=(), cost=Cost(), later=Cost())
+    return Ready(Departure(state, count, done, after, executor), own)
+
+
+# -- audits ----------------------------------------------------------------------------------------
 
 
 class Auditor:
@@ -67,14 +115,17 @@ class Auditor:
         self._random = random.Random(0)
         self._slots = self._tokens = 0.0
 
-    def choose(self, candidates: Sequence[AuditCandidate], share: float) -> list[int]:
-        """Indices of those of the ``candidates`` that are due; each is one more served slot."""
+    def choose(self, candidates: Sequence[tuple[int, int, int]], share: float) -> list[int]:
+        """Indices of the slots that are due, of served ones.
+
+        Each of the ``candidates`` is a slot's index, its tokens, and those that its audit runs.
+        """
         if share == 1.0:
-            return [candidate.slot for candidate in candidates]
+            return [index for index, _, _ in candidates]
         indices = []
         with self._lock:
             self._slots += share * len(candidates)
-            self._tokens += share * sum(candidate.tokens for candidate in candidates)
+            self._tokens += share * sum(tokens for _, tokens, _ in candidates)
             for index, _, price in self._random.sample(list(candidates), len(candidates)):
                 if self._slots + _ROUNDING >= 1.0 and self._tokens + _ROUNDING >= price:
                     indices.append(index)
@@ -93,8 +144,8 @@ def auditor_of(backbone: Engine) -> Auditor:
         return _auditors.setdefault(backbone, Auditor())
 
 
-def queue_audits(stage: Stage, state: WindowState, served: Sequence[int], share: float) -> None:
-    """Audit a ``share`` of the slots ``served`` (indices), which ``stage.live`` shows now, as later work.
+def queue_audits(executor: Executor, state: WindowState, served: Sequence[int], share: float) -> None:
+    """Audit a ``share`` of the slots ``served`` (indices), which ``executor.live`` shows now, as later work.
 
     Survivors are passed over: what has left is no more at hand to prefill them behind. So is what stands
     behind a chunk that shows its clean view, which it never attended to. Audits are the first work to be
@@ -104,25 +155,21 @@ def queue_audits(stage: Stage, state: WindowState, served: Sequence[int], share:
         return
 
     def note_drop(why: str) -> None:
-        stage.former.losses.note_for_next(f"a slot was not audited: {why}")
+        executor.former.losses.note_for_next(f"a slot was not audited: {why}")
 
     clean = next((i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.facts))
     auditable = [i for i in served if i <= clean and state.seats.worths[i] != "survivor"]
-    candidates = [_candidate(stage, state, index) for index in auditable]
-    queue = later_of(stage.former.backbone)
-    for index in auditor_of(stage.former.backbone).choose(candidates, share):
-        slot = Served(state, index, kv_copy(stage.live.read(index + 1)))
-        spans = stage.spans(state)[: index + 1]
-        holds = [*kv_tensors(slot.kv), *(t for span in spans for t in kv_tensors(span.kv))]
-        stage.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
-        queue.add(partial(audit_and_tell, stage, slot), Worth.AUDIT, holds, note_drop)
-
-
-def _candidate(stage: Stage, state: WindowState, index: int) -> AuditCandidate:
-    """What `audit_slot` runs for a slot: itself, its canonical if it is served from one, the anchor."""
-    seat = state.seats.seats[index]
-    anchor = stage.former.anchor.length if index == 0 else 0
-    return AuditCandidate(index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor)
+    candidates = []
+    for index in auditable:  # each runs itself, its canonical if it is served from one, and the anchor
+        seat, anchor = state.seats.seats[index], executor.former.anchor.length if index == 0 else 0
+        candidates.append((index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor))
+    queue = later_of(executor.former.backbone)
+    for index in auditor_of(executor.former.backbone).choose(candidates, share):
+        kv = kv_copy(executor.live.read(index + 1))
+        spans = executor.spans(state)[: index + 1]
+        holds = [*kv_tensors(kv), *(t for span in spans for t in kv_tensors(span.kv))]
+        executor.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
+        queue.add(partial(audit_and_tell, executor, state, index, kv), Worth.AUDIT, holds, note_drop)
 
 
 def slots_to_audit(plan: Plan, state: WindowState) -> list[int]:
@@ -131,13 +178,13 @@ def slots_to_audit(plan: Plan, state: WindowState) -> list[int]:
     return [i for i, seat in enumerate(state.seats.seats) if old_seats.get(seat.number) is not seat]
 
 
-def audit_and_tell(stage: Stage, served: Served) -> None:
-    """Audit one slot; count and log an error beyond its bound."""
-    former = stage.former
+def audit_and_tell(executor: Executor, state: WindowState, index: int, kv: KV) -> None:
+    """Audit the slot at ``index`` that was served as ``kv``; count and log an error beyond its bound."""
+    former = executor.former
     if former.backbone.fingerprint != former.context.fingerprint:
         return  # a change that was seen refuses by itself
     try:
-        findings = audit_slot(stage, served)
+        findings = audit_slot(executor, state, index, kv)
     except (KameraError, torch.OutOfMemoryError) as error:
         logger.warning("an audit could not be made: %s", error)
         return
@@ -147,9 +194,9 @@ def audit_and_tell(stage: Stage, served: Served) -> None:
         logger.error("%s", wrong)
 
 
-def audit_slot(stage: Stage, served: Served) -> list[AuditFinding]:
+def audit_slot(executor: Executor, state: WindowState, index: int, kv: KV) -> list[AuditFinding]:
     """Prefill a served slot again and measure it. Raises the errors of forwards."""
-    former, index, state = stage.former, served.index, served.state
+    former = executor.former
     seat, resident, worth = state.seats.seats[index], state.residents[index], state.seats.worths[index]
     rounding, source = former.backbone.identity.tolerance, seat.shown
     finding = partial(AuditFinding, seat.chunk_id, worth)
@@ -159,13 +206,13 @@ def audit_slot(stage: Stage, served: Served) -> list[AuditFinding]:
         lossy = resident.shown.lossy or isinstance(resident.shown.kv, CodedKV)
         findings += [] if error is None else [finding("canonical", error, LOSSY if lossy else rounding)]
     live = former.backbone.live()
-    live.show(stage.spans(state)[: index + 1], room=seat.length)
+    live.show(executor.spans(state)[: index + 1], room=seat.length)
     true = former.backbone.prefill([resident.facts.encoded], [state.positions[index]], live)[0]
-    kv_error = kv_distance(served.kv, true)
+    kv_error = kv_distance(kv, true)
     if worth == "exact":
         return [*findings, finding("KV", kv_error, rounding)]
     if source.canonical:
-        missing_share = _lacking(former, span_of(seat, resident), served.kv, true)
+        missing_share = _lacking(former, span_of(seat, resident), kv, true)
         bound = lacking_bound(worth, _energy(former, seat, resident.shown) if worth == "patched" else None)
         if bound is not None and missing_share is not None:
             findings.append(finding("patch", missing_share, bound))
