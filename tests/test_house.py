@@ -20,10 +20,10 @@ from tests.sessions.rig import seeing, speaking
 TOP = Path(__file__).parents[1]
 MOST_BYTES = 5_000_000
 
-MOST_CLASSES = 564
+MOST_CLASSES = 563
 """Classes of the product. It only shrinks; the goal is 300."""
 
-MOST_FILES = {"append": 62, "slide": 55, "recall": 57, "generate": 40, "second send": 97}
+MOST_FILES = {"append": 50, "slide": 44, "recall": 45, "generate": 31, "second send": 84}
 """Files of the product that an operation enters. They only shrink; the goals are 25, 15, 25, 25 and 40."""
 
 
