@@ -1,21 +1,23 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
-from kamera.patches.ahead import Ahead
-from kamera.patches.anchor import Anchor, anchor_of, prefill_anchor
-from kamera.patches.catalogue import Catalogue, Stored, possible_names, stored_patch, worth_harvesting
+from kamera.patches.anchor import Anchor, anchor_of, identify, prefill_anchor
+from kamera.patches.background import Ahead, Later, Owed, Ready, Worth, later_of, put_owed
+from kamera.patches.catalogue import Catalogue, Near, Stored, possible_names, stored_patch, worth_harvesting
 from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of, text_positions
-from kamera.patches.encodings import Encodings
-from kamera.patches.former import Former, canonical_of
-from kamera.patches.heads import prefill_behind, prefix_kv
-from kamera.patches.identity import identify
-from kamera.patches.later import Later, Ready, Worth, later_of
-from kamera.patches.line import Line
+from kamera.patches.former import Encodings, Former, canonical_of, prefill_behind, prefix_kv
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import harvest, keep_patch, patch_dropped, patch_to_put
-from kamera.patches.near import Near
+from kamera.patches.making import (
+    Line,
+    archive_later,
+    await_archives,
+    by_form,
+    follow_later,
+    harvest,
+    keep_patch,
+    patch_dropped,
+    patch_to_put,
+)
 from kamera.patches.orbit import MOST_NEIGHBOURS, form_orbit, form_orders, ordering_count, orderings
-from kamera.patches.owed import Owed, put_owed
-from kamera.patches.waiting import archive_later, await_archives, by_form, follow_later
 
 __all__ = [
     "MOST_NEIGHBOURS",

@@ -1,19 +1,46 @@
-"""The anchor: the tokens every window begins with, prefilled once and always exact."""
+"""The anchor: the tokens every window begins with, prefilled once and always exact; and who the model is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
+from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, kv_tensors, tensor_digest
-from kamera.patches.identity import StoredIdentity, identify
-from kamera.patches.later import Worth, later_of
+from kamera.patches.background import Owed, Worth, later_of, put_owed, waiting_records
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.owed import Owed, put_owed, waiting_records
-from kamera.store import CanonicalRecord, ChunkStore
+from kamera.store import CanonicalRecord, ChunkStore, Context, encoding_context
+
+
+class StoredIdentity(NamedTuple):
+    """Fingerprints of a model and of its vision part when a window was made, and its `Engine.origin`."""
+
+    fingerprint: str
+    vision: str
+    origin: str
+
+    def context(self, anchor: str, tenant: str, kv: str = "as-is") -> Context:
+        """The context of KV behind ``anchor``."""
+        return Context(self.fingerprint, anchor, tenant, kv, self.origin)
+
+    def encoding_context(self, tenant: str) -> Context:
+        """The context of encodings."""
+        return encoding_context(self.vision, tenant, self.origin)
+
+    def check(self, backbone: Engine) -> None:
+        """Raise ModelChanged or IncompatibleChunk unless the model is still the one of this fingerprint."""
+        backbone.check(self.fingerprint)
+
+
+def identify(backbone: Engine) -> StoredIdentity:
+    """Who a model is. Raises ModelChanged, and UnsupportedBackbone if no KV of it can be used again."""
+    if backbone.facts.no_reuse:
+        raise UnsupportedBackbone(backbone.facts.no_reuse)
+    return StoredIdentity(backbone.checked_fingerprint(), backbone.vision_fingerprint, backbone.origin)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Canonicals of one context, formed and archived where they are missing, and patches as they are stored."""
+"""What is stored of the chunks of one context, read or else made: encodings, canonicals, patches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from kamera.content import Chunk
+from kamera.content import Chunk, Encoded
 from kamera.engines import Engine, Span
 from kamera.errors import IncompatibleChunk, UnknownChunk, quote
-from kamera.ops import Patch, PatchBudget
-from kamera.patches.anchor import Anchor
+from kamera.ops import KV, Patch, PatchBudget, kv_concat, kv_copy, kv_slice, kv_tokens
+from kamera.patches.anchor import Anchor, StoredIdentity
+from kamera.patches.background import Later, Owed, Worth, later_of, put_owed, waiting_records
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.encodings import Encodings
-from kamera.patches.heads import prefill_behind, prefix_kv
-from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.owed import Owed, put_owed, waiting_records
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
@@ -34,6 +31,120 @@ from kamera.store import (
     to_store_form,
     why_missed,
 )
+
+
+def prefix_kv(
+    ids: torch.Tensor, positions: torch.Tensor, others: torch.Tensor, there: torch.Tensor, kv: KV, tokens: int
+) -> KV | None:
+    """Views of the first ``tokens`` of ``kv``, if the chunk of ``ids`` at ``positions`` begins with them.
+
+    ``others`` ``[tokens]`` and ``there`` ``[axes, tokens]`` are those of ``kv``. None if tokens or positions
+    differ: then it is no KV of this chunk.
+    """
+    same = torch.equal(ids[:tokens], others[:tokens]) and len(others) >= tokens
+    placed = torch.equal(positions[:, :tokens], there[:, :tokens])
+    return kv_slice(kv, 0, tokens) if same and placed else None
+
+
+def prefill_behind(
+    engine: Engine, encoded: Encoded, positions: torch.Tensor, behind: Span, head: KV | None
+) -> KV:
+    """KV of a chunk at ``positions`` ``[axes, tokens]`` behind a span, that of its ``head`` taken over.
+
+    The chunk is a text if there is a head. No forward if the head is all of it, else one of the rest. Raises
+    as `Engine.prefill`.
+    """
+    done = 0 if head is None else kv_tokens(head)
+    if head is not None and done == encoded.num_tokens:
+        return kv_copy(head)
+    live = engine.live()
+    if head is None or not done:
+        live.show([behind], room=encoded.num_tokens)
+        return engine.prefill([encoded], [positions], live)[0]
+    live.show([behind, Span(head, None, (0,) * engine.axes)], room=encoded.num_tokens - done)
+    rest = Encoded(encoded.input_ids[done:], {}, {})
+    return kv_concat([head, engine.prefill([rest], [positions[:, done:]], live)[0]])
+
+
+class Encodings:
+    """Encodings of chunks by the vision part of one backbone, as ``identity`` says who it is.
+
+    Store errors go to ``losses``.
+    """
+
+    def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses, identity: StoredIdentity) -> None:
+        self.context = identity.encoding_context(store.tenant)
+        self.here: set[str] = set()  # ids of the chunks that were encoded here, from their pixels
+        self._backbone = backbone
+        self._store = store
+        self._losses = losses
+        self._waiting = waiting_records(store).chunks
+
+    def find(self, chunk: Chunk) -> Facts | None:
+        """Facts of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.
+
+        None for text.
+        """
+        if not chunk.has_media:
+            return None
+        waiting, held = self._waiting.get((self.context, chunk.id)), None
+        with self._losses.look_up("encoding", f"the encoding of chunk {chunk.id[:12]}"):
+            held = None if waiting else self._store.get_encoding(self.context.fingerprint, chunk.id)
+        if held is None:
+            return waiting
+        return Facts(
+            chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), dict(held.embeds)), chunk.label
+        )
+
+    def make(self, chunk: Chunk, *, later: bool = False) -> Facts:
+        """Encode a chunk and store its encoding, as later work if ``later``; a store's error is a loss.
+
+        Raises the errors of `Engine.encode`.
+        """
+        facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
+        self.here.add(chunk.id)
+        if not facts.encoded.tensors:
+            return facts
+        what = f"the encoding of chunk {chunk.id[:12]} was not kept"
+
+        def owed() -> list[Owed]:
+            return [Owed(self._store, self.records(facts), self._losses, what)]
+
+        def drop(why: str) -> None:
+            self._waiting.pop(name, None)
+            self._losses.note_for_next(f"{what}: {why}")
+
+        if later:  # not even the record is made before the first token
+            queue, name = later_of(self._backbone), (self.context, chunk.id)
+            self._waiting[name] = facts
+            self._store.awaited[id(queue)] = queue.flush
+            queue.add(owed, Worth.CHUNK, facts.encoded.tensors.values(), drop, reads=())
+        else:
+            put_owed(owed())
+        return facts
+
+    def records(self, facts: Facts) -> list[EncodingRecord]:
+        """A chunk's encoding; text has none."""
+        if not facts.encoded.tensors:
+            return []
+        return [EncodingRecord(facts.chunk_id, self.context, facts.length, facts.encoded.tensors)]
+
+    def behind(self, record: CanonicalRecord) -> Facts:
+        """Facts of the chunk of a stored canonical.
+
+        Raises UnknownChunk if its encoding is gone, CorruptChunk if it is damaged.
+        """
+        chunk_id, tensors = record.chunk_id, dict[str, torch.Tensor]()
+        if record.vision:
+            found = self._store.get_encoding(record.vision, chunk_id)
+            if found is None:
+                raise UnknownChunk(
+                    f"the encoding of chunk {chunk_id[:12]} has left {self._store!r}: append its content "
+                    "again"
+                )
+            tensors = dict(found.embeds)
+        encoded = Encoded(record.input_ids, dict(record.inputs), tensors)
+        return Facts(chunk_id, encoded, str(record.info.get("label", "")))
 
 
 class Former:

@@ -1,19 +1,78 @@
-"""Patches made of the difference of two copies of a chunk's KV, and handed to the store."""
+"""Patches and canonicals made: of a prefill, behind a line of chunks, now or as later work.
+
+A patch is the difference of two copies of a chunk's KV. What is made as later work is known to every former
+on its store until it is stored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import TypeVar
 
-from kamera.errors import NotRelocatable
+import torch
+
+from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import Deltas, PatchBudget, Sized, deficit, kv_tensors, patch_error, uniform_offset
+from kamera.patches.background import Owed, Worth, later_of, put_owed
 from kamera.patches.catalogue import possible_names, stored_patch, worth_harvesting
-from kamera.patches.chunks import Before, Copy, Facts
+from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of
 from kamera.patches.former import Former
-from kamera.patches.later import Worth
-from kamera.patches.owed import Owed, put_owed
 from kamera.store import PatchRecord, patch_key
+
+
+class Line:
+    """A row of chunks behind the anchor; rows with a common prefix share its KV."""
+
+    def __init__(self, former: Former) -> None:
+        self._former = former
+        self._live = former.backbone.live()
+        # spans that stay are not written again
+        self._spans = [former.anchor_span]
+        self._chunks: list[Facts] = []
+
+    def arrange(self, chunks: Sequence[Facts]) -> None:
+        """Make the line these chunks, in this order."""
+        same = 0
+        while same < min(len(chunks), len(self._chunks)) and chunks[same] is self._chunks[same]:
+            same += 1
+        del self._spans[same + 1 :], self._chunks[same:]
+        for chunk in chunks[same:]:
+            self.append(chunk)
+
+    def append(self, chunk: Facts) -> Copy:
+        """Put a chunk at the end; the leading one is its canonical, if that is exact there."""
+        copy = None if self._chunks else self._former.canonical(chunk)
+        if copy is None or copy.lossy or not torch.equal(copy.positions, self._place(chunk)):
+            copy = self.prefill(chunk)
+        self._spans.append(replace(self._former.anchor_span, kv=copy.kv))
+        self._chunks.append(chunk)
+        return copy
+
+    @property
+    def chunks(self) -> Sequence[Facts]:
+        """The chunks of the line."""
+        return tuple(self._chunks)
+
+    @property
+    def before(self) -> Before:
+        """What stands before a chunk that is prefilled behind the line."""
+        names = tuple(chunk.chunk_id for chunk in self._chunks)
+        return Before(names, "exact", tuple(self._spans))
+
+    def prefill(self, chunk: Facts) -> Copy:
+        """A chunk prefilled behind the line, which stays as it is."""
+        backbone, place = self._former.backbone, self._place(chunk)
+        self._live.show(self._spans, room=chunk.length)
+        kv = backbone.prefill([chunk.encoded], [place], self._live)[0]
+        return Copy(kv, place)
+
+    def _place(self, chunk: Facts) -> torch.Tensor:
+        former = self._former
+        return compact_positions(former.backbone, former.anchor.input_ids, [*self._chunks, chunk])[-1]
 
 
 def harvest(former: Former, facts: Facts, conditioned: Copy, before: Before) -> None:
@@ -117,3 +176,153 @@ def form_within(former: Former, deltas: Deltas, canonical: Copy) -> tuple[Sized,
         if former.max_error is None or error <= former.max_error or is_whole:
             return sized, error
         budget = budget.double(canonical.kv)
+
+
+MOST_TOKENS = 4096
+"""Most tokens of one forward: larger batches save no time and take memory."""
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def by_form(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:
+    """Items that share a forward, in the order of their first: of one form, at most `MOST_TOKENS` together.
+
+    Each is given with its form and its tokens. One without a form is alone.
+    """
+    groups: list[list[T]] = []
+    filling: dict[Hashable, list[T]] = {}
+    for form, tokens, item in items:
+        group = None if form is None else filling.get(form)
+        if group is not None and (len(group) + 1) * tokens <= MOST_TOKENS:
+            group.append(item)
+            continue
+        groups.append([item])
+        if form is not None:
+            filling[form] = groups[-1]
+    return groups
+
+
+def _form(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
+    """Form the canonicals of chunks that have none yet, those of one form in one forward; they are to be put.
+
+    If a chunk fails, the others are put here, and the first error is raised. Raises as `Former.canonical`.
+    """
+    owed: list[Owed] = []
+    failed: list[Exception] = []
+    with former.operation():
+        missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
+        for group in by_form((form_of(former.backbone, f), f.length, f) for f in missing.values()):
+            made = _form_at_once(former, group) if len(group) > 1 else None
+            owed += made or ()
+            for facts in group if made is None else ():
+                try:
+                    owed += former.canonical_and_owed(facts)[1]
+                except Exception as error:  # the others are archived all the same
+                    failed.append(error)
+        if failed:
+            put_owed(owed)
+            raise failed[0]
+    return owed
+
+
+def _form_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
+    """The canonicals of a group after one forward; None if they have to run alone."""
+    try:
+        places = [former.canonical_positions(facts) for facts in group]
+        live = former.backbone.live()
+        live.show([former.anchor_span])
+        kvs = former.backbone.prefill([f.encoded for f in group], places, live, apart=True)
+    except (NonFiniteKV, NotRelocatable, torch.OutOfMemoryError) as error:
+        logger.info("%d chunks are prefilled one by one: %s", len(group), error)
+        return None
+    copies = [Copy(kv, there) for kv, there in zip(kvs, places, strict=True)]
+    return [former.records_to_put(facts, copy)[1] for facts, copy in zip(group, copies, strict=True)]
+
+
+def archive_later(
+    former: Former, leaving: Iterable[tuple[Facts, Copy | None]], needed: Sequence[Facts] = ()
+) -> None:
+    """Store the canonicals of chunks as later work: one that is at hand, the others prefilled together.
+
+    The store waits for it when it is closed. If it is dropped, the next report names the chunks of
+    ``leaving``, which are offered again when they leave again. ``needed`` are chunks whose canonicals other
+    later work reads, and forms if this is dropped.
+    """
+    queue, alone = later_of(former.backbone), list[Facts]()
+    former.store.awaited[id(queue)] = queue.flush
+    for facts, canonical in leaving:
+        former.waiting[former.context, facts.chunk_id] = facts
+        if canonical is not None:
+            _add(former, partial(_own, former, facts, canonical), [facts], [facts], kv_tensors(canonical.kv))
+        else:
+            alone.append(facts)
+    if alone or needed:
+        both = [*alone, *needed]
+        _add(former, partial(_form, former, both), alone, both)
+
+
+def follow_later(former: Former, facts: Facts, predecessor: Facts) -> None:
+    """Form and store, in the background, the patch of a chunk behind its ``predecessor`` alone: one forward.
+
+    Both canonicals are read. If the store did not keep one of them, nothing runs.
+    """
+    key = (facts.chunk_id, (predecessor.chunk_id,))
+    former.catalogue.followed.add(key)
+
+    def form() -> list[Owed]:
+        with former.operation():
+            if None in (former.find_canonical(facts), former.find_canonical(predecessor)):
+                former.catalogue.followed.discard(key)
+                return []
+            line = Line(former)
+            line.append(predecessor)
+            return patch_to_put(former, facts, line.prefill(facts), line.before, "")
+
+    def dropped(why: str) -> None:
+        former.catalogue.followed.discard(key)
+        logger.info("a patch of chunk %s behind its predecessor was not formed: %s", facts.chunk_id[:12], why)
+
+    holds = [tensor for each in (facts, predecessor) for tensor in each.encoded.tensors.values()]
+    queue = later_of(former.backbone)
+    former.store.awaited[id(queue)] = queue.flush
+    queue.add(form, Worth.PATCH, holds, dropped, reads=facts.reads | predecessor.reads)
+
+
+def _own(former: Former, facts: Facts, copy: Copy) -> list[Owed]:
+    return [former.records_to_put(facts, copy)[1]]
+
+
+def _add(
+    former: Former,
+    made: Callable[[], list[Owed]],
+    leaving: Sequence[Facts],
+    chunks: Sequence[Facts],
+    kv: Iterable[torch.Tensor] = (),
+) -> None:
+    """Hand over work on ``chunks``, which makes records of those ``leaving``; it holds ``kv``, too."""
+
+    def archive() -> list[Owed]:
+        owed: list[Owed] = []
+        try:
+            owed = made()
+        finally:
+            for chunk_id in {f.chunk_id for f in leaving} - {one.records[-1].chunk_id for one in owed}:
+                former.waiting.pop((former.context, chunk_id), None)
+        return owed
+
+    def dropped(why: str) -> None:
+        for facts in leaving:
+            former.waiting.pop((former.context, facts.chunk_id), None)
+            former.losses.unkept.add(facts.chunk_id)
+            former.losses.note_for_next(f"chunk {facts.chunk_id[:12]} was not archived: {why}")
+
+    holds = [*kv, *(tensor for facts in chunks for tensor in facts.encoded.tensors.values())]
+    reads = frozenset[str]().union(*(facts.reads for facts in chunks))
+    later_of(former.backbone).add(archive, Worth.CHUNK, holds, dropped, reads=reads)
+
+
+def await_archives(former: Former) -> None:
+    """Wait until all that is to be archived is stored: for searches over all that was archived."""
+    if former.waiting:
+        later_of(former.backbone).flush()

@@ -20,12 +20,11 @@ from kamera.ops import (
     spread_error,
     uniform_offset,
 )
+from kamera.patches.background import put_owed
 from kamera.patches.catalogue import serves
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
-from kamera.patches.line import Line
-from kamera.patches.making import patch_to_put
-from kamera.patches.owed import put_owed
+from kamera.patches.making import Line, patch_to_put
 from kamera.store import PatchRecord
 
 

@@ -39,7 +39,7 @@ from kamera.ops import (
     tensor_digest,
 )
 from kamera.patches import Before, Copy, Facts, Former, prefill_anchor
-from kamera.patches.line import Line
+from kamera.patches.making import Line
 from kamera.store import ChunkStore
 
 WIDTH, LAYERS, VOCABULARY = 8, 2, 50

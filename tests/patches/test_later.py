@@ -13,7 +13,7 @@ import torch
 from kamera.content import Encoded
 from kamera.errors import StoreError
 from kamera.patches import Facts, Later, Losses, Owed, Strict, Worth
-from kamera.patches.owed import waiting_records
+from kamera.patches.background import waiting_records
 from kamera.store import ChunkStore, Put
 from tests.store.builders import canonical
 

@@ -17,13 +17,101 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
 from kamera import forks
 from kamera.engines import Account, Engine, WorkCancelled, calls_of, count_as_later, open_accounts
-from kamera.patches.owed import Owed, put_owed
+from kamera.patches.chunks import Facts
+from kamera.patches.losses import Losses
+from kamera.store import CanonicalRecord, ChunkStore, Context, EncodingRecord, PatchRecord
+
+
+class Waiting(NamedTuple):
+    """What later work will store in a store, by context and id: until then each former takes it from here."""
+
+    chunks: dict[tuple[Context, str], Facts]
+    anchors: dict[tuple[Context, str], Any]  # `Anchor`, which knows this file
+
+
+_waiting: weakref.WeakKeyDictionary[ChunkStore, Waiting] = weakref.WeakKeyDictionary()
+
+
+def waiting_records(store: ChunkStore) -> Waiting:
+    """What waits for a store."""
+    return _waiting.setdefault(store, Waiting({}, {}))
+
+
+@dataclass(frozen=True)
+class Owed:
+    """Records of one chunk or anchor to be put, the main one last.
+
+    ``losses`` say ``what`` was lost if that fails. ``later``: no call hears of an error that they do not
+    bear, so the next report does.
+    """
+
+    store: ChunkStore
+    records: Sequence[CanonicalRecord | EncodingRecord | PatchRecord]
+    losses: Losses
+    what: str
+    later: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(record.nbytes for record in self.records)
+
+    def end(self, error: Exception | None) -> None:
+        """Note what became of the records. Raises an error that the losses do not bear."""
+        unkept, main = self.losses.unkept, self.records[-1]
+        if main.kind == "canonical":
+            (unkept.discard if error is None else unkept.add)(main.chunk_id)
+        try:
+            with self.losses.absorb_errors(self.what):
+                if error is not None:
+                    raise error
+        except Exception as unborne:
+            if self.later:
+                self.losses.note_for_next(f"{self.what}: {type(unborne).__name__}: {unborne}")
+            raise
+        finally:
+            self._stop_waiting()
+
+    def drop(self, why: str) -> None:
+        """Leave a note that the records will not be put, and why."""
+        self._stop_waiting()
+        self.losses.note_for_next(f"{self.what}: {why}")
+
+    def _stop_waiting(self) -> None:
+        main, waiting = self.records[-1], waiting_records(self.store)
+        if not isinstance(main, PatchRecord):
+            there = waiting.anchors if main.kind == "anchor" else waiting.chunks
+            there.pop((main.context, main.chunk_id), None)
+
+
+def put_owed(owed: Sequence[Owed]) -> None:
+    """Put the records, those of one store together.
+
+    Each is brought to its `end`; then the first error that one of them raised is raised.
+    """
+    failed: list[Exception] = []
+    for store in {id(one.store): one.store for one in owed}.values():
+        mine = [one for one in owed if one.store is store]
+        records = [record for one in mine for record in one.records]
+        try:
+            errors = [put.error for put in store.put_many(records)]
+        except Exception as error:  # whoever waits for it must be told
+            errors = [error] * len(records)
+        for one in mine:
+            own, errors = errors[: len(one.records)], errors[len(one.records) :]
+            try:
+                one.end(next((error for error in own if error is not None), None))
+            except Exception as error:
+                failed.append(error)
+    if failed:
+        raise failed[0]
+
 
 LIMIT = 1 << 30
 """Bytes of KV that a backbone's later work holds, at most."""
@@ -356,3 +444,47 @@ def later_of(backbone: Engine) -> Later:
         if queue is None:
             queue = _queues[backbone] = Later(backbone)
         return queue
+
+
+Made = TypeVar("Made")
+
+
+class Ahead(Generic[Made]):
+    """One thing that is prepared for the next request of its owner alone. Thread-safe.
+
+    What is prepared for all owners on a backbone counts towards the memory of its later work, which drops it
+    first. Nothing is prepared for an owner that is gone.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._queue = later_of(engine)
+        self._lock = forks.Lock()
+        self._pieces: list[LaterPiece] = []  # the last one, until it is taken
+        weakref.finalize(self, _forget, self._pieces)
+
+    def begin(self, make: Callable[[], Ready[Made] | None]) -> None:
+        """Make something ahead, as later work; what was made before is dropped.
+
+        ``make`` must not hold the owner.
+        """
+        with self._lock:
+            self._take()
+            self._pieces.append(self._queue.add(make, Worth.GUESS, dropped=logger.info))
+
+    def take(self) -> Made | None:
+        """What was made, which is given once; None if nothing was, or not yet. Work on it ends."""
+        with self._lock:
+            return self._take()
+
+    def _take(self) -> Made | None:
+        if not self._pieces:
+            return None
+        piece = self._pieces.pop()
+        made = cast("Made | None", piece.made)
+        self._queue.cancel(piece)
+        return made
+
+
+def _forget(pieces: Sequence[LaterPiece]) -> None:
+    for piece in pieces:
+        piece.forget()
