@@ -1,12 +1,22 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
-from kamera.engines.account import Account, Spent, Usage, count_as_later, open_accounts
-from kamera.engines.base import Engine, HasEngine, Identity, LiveKV, PlainModel, Span, engine_of
+from kamera.engines.base import (
+    Continuation,
+    Engine,
+    HasEngine,
+    Identity,
+    LiveKV,
+    ModelFacts,
+    PlainModel,
+    PositionLimits,
+    Span,
+    Work,
+    engine_of,
+)
 from kamera.engines.checkpoint import checkpoint_fingerprint
 from kamera.engines.extent import Extent, Extents, chunk_positions, text_start
 from kamera.engines.materials import LiveExecutor, read_anchor, read_part
 from kamera.engines.moves import Written
-from kamera.engines.precedence import Calls, WorkCancelled, calls_of, cancel_when, is_later
 from kamera.engines.prompt import (
     Completes,
     EngineCompletion,
@@ -17,11 +27,17 @@ from kamera.engines.prompt import (
 )
 from kamera.engines.recipe import Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
-from kamera.engines.values import (
-    Continuation,
-    ModelFacts,
-    PositionLimits,
-    Work,
+from kamera.engines.work import (
+    Account,
+    Calls,
+    Spent,
+    Usage,
+    WorkCancelled,
+    calls_of,
+    cancel_when,
+    count_as_later,
+    is_later,
+    open_accounts,
 )
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from kamera.engines.account import Spent
 from kamera.engines.recipe import Recipe
+from kamera.engines.work import Spent
 from kamera.errors import EngineFailed
 
 

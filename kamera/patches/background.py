@@ -1,6 +1,6 @@
 """Later work: what no answer waits for, done one piece after another in one thread of a backbone.
 
-It gives way to calls (`kamera.engines.precedence`), and no call waits for it. What it holds is bounded in
+It gives way to calls (`kamera.engines.work`), and no call waits for it. What it holds is bounded in
 bytes: over the bound the pieces worth least are dropped, and each tells those whom it concerns. What pieces
 owe a store is put together: when no piece is left, when one comes that reads it, or when it is much.
 """

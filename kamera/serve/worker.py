@@ -1,6 +1,6 @@
 """Threads that answer requests, and the queue before them, in which tenants take turns.
 
-Answers that run at once share the model's forwards (`kamera.engines.hf.steps`); each has a thread of its own.
+Answers that run at once share the model's forwards (`kamera.engines.hf.answering`); each has its own thread.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import KameraWindow, ReusePolicy
-from kamera.engines.hf import HfEngine, steps
+from kamera.engines.hf import HfEngine, answering
 from kamera.sessions.sampling import Seeded
 from kamera.window import former_of
 from tests.models import tiny
@@ -27,7 +27,7 @@ GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 @pytest.fixture(autouse=True)
 def all_wait(monkeypatch):
     """A row waits for all others, however slow the machine: so it is known which of them meet."""
-    monkeypatch.setattr(steps, "_LEAST", 60.0)
+    monkeypatch.setattr(answering, "_LEAST", 60.0)
 
 
 @contextmanager
@@ -207,10 +207,10 @@ def test_any_joins_and_leaves_change_no_answer(family):
             got = list(pool.map(lambda script: played(backbone, chunks, script), scripts))
         assert got == want
 
-    steps._LEAST, most = 0.01, steps._LEAST
+    answering._LEAST, most = 0.01, answering._LEAST
     try:
         with sizes(backbone) as rows:
             holds()
     finally:
-        steps._LEAST = most
+        answering._LEAST = most
     assert max(rows) > 1

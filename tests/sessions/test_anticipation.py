@@ -12,7 +12,7 @@ import torch
 
 from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.edits import policies
-from kamera.engines import calls_of, precedence
+from kamera.engines import calls_of
 from kamera.engines.hf import HfEngine
 from kamera.patches import later_of
 from kamera.window import sequence_of
@@ -177,7 +177,7 @@ def test_what_was_prepared_is_of_one_history_alone(backbone, frames):
 
 
 def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(backbone, frames, monkeypatch):
-    monkeypatch.setattr(precedence, "PATIENCE", LONG)
+    monkeypatch.setattr("kamera.engines.work.PATIENCE", LONG)
     session = opened(backbone, edit_policy=policies.keep_last_images(2), anticipates=False)
     for frame in frames[:3]:
         session.send(shown(frame), **OPTIONS)

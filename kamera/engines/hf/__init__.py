@@ -1,10 +1,10 @@
 """A Hugging Face model behind one interface."""
 
 from kamera.engines.hf.backbone import Backbone, Description, describe
+from kamera.engines.hf.cache import ModelCache
 from kamera.engines.hf.contents import ServedModel
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.load import hide_progress, load_model, load_processor
-from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.prove import (
     OperatorProof,
     compare_kv,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kamera.content import Chunk, Content, MediaLimits
+from kamera.engines.base import Work
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.load import (
     device_of,
@@ -20,7 +21,6 @@ from kamera.engines.hf.load import (
     load_model,
     load_processor,
 )
-from kamera.engines.values import Work
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,33 @@ import torch
 from torch import nn
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.base import Identity, LiveKV, PlainModel
+from kamera.engines.base import Continuation, Identity, LiveKV, ModelFacts, PlainModel, Work
 from kamera.engines.extent import Extents
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf import forwards
-from kamera.engines.hf.answering import answer
+from kamera.engines.hf import contents as encoding
+from kamera.engines.hf import forwards, probe
+from kamera.engines.hf.answering import Steps, answer
+from kamera.engines.hf.cache import ModelCache
+from kamera.engines.hf.contents import HfContents
 from kamera.engines.hf.fingerprint import ModelIdentity
 from kamera.engines.hf.forwards import TransformersModel, join_spans, split
+from kamera.engines.hf.hooks import Meter, Pauses
 from kamera.engines.hf.live import LiveCache
-from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, why_no_reuse
-from kamera.engines.hf.steps import Steps
-from kamera.engines.values import Continuation, Work
+from kamera.engines.work import calls_of
 from kamera.errors import NonFiniteKV, UnsupportedBackbone, quote
-from kamera.ops import KV, kv_bytes
+from kamera.ops import (
+    KV,
+    Blocks,
+    CodedKV,
+    Groups,
+    Layout,
+    check_encoding,
+    kv_bytes,
+    kv_tensors,
+    layer_groups,
+    regroup,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +49,21 @@ _ROWS_BYTES = 256 << 20
 """Most bytes of KV that the rows of one forward stand behind (each may take a copy), and of their logits."""
 
 
-class HfEngine(Model):
+class HfEngine(HfContents):
     """A loaded transformers model as an `Engine`: what stands behind a `Backbone`.
 
     Safe to use from several threads. Forwards of one model run one at a time, over all its engines and
     threads. Questions (`ask`, `decode`) run in parallel with each other and with the rest, if the constructor
     saw that a forward leaves no state in the model. Answers that are decoded at the same time share their
     forwards (`Steps`). Operations without a forward never wait.
+
+    Hooks are added that count forwards, one that stops forwards that only encode, and one in front of each
+    layer, where forwards of later work stop while a call is in progress.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None, variant: str = "") -> None:
         super().__init__(model, processor)
+        self._open_up()
         self.variant = variant
         self._identity = ModelIdentity(self, variant)
         self.extents = Extents(
@@ -125,9 +142,28 @@ class HfEngine(Model):
 
     def encode(self, chunk: Chunk) -> Encoded:
         self._identity.check_chunk(chunk)
-        encoded = super().encode(chunk)
-        self._identity.check_encoding(encoded, partial(super().encode, chunk))
+        encoded = self._encode(chunk)
+        self._identity.check_encoding(encoded, partial(self._encode, chunk))
         return encoded
+
+    def place(self, kv: KV) -> KV:
+        """``kv`` with every layer on the model's device for it; ``kv`` itself if it is there already.
+
+        Codes stay codes.
+        """
+        if isinstance(kv, CodedKV):
+            return (kv if kv.groups == self.groups else kv.regroup(self.groups)).to(self.devices)
+        kv = regroup(kv, self.groups)
+        pairs = [(block, d) for block, d in zip(kv.parts, self.devices, strict=True) if d is not None]
+        if all([t.device == d for block, d in pairs for t in block.values()]):
+            return kv
+        return Blocks(
+            [
+                {name: t if d is None else t.to(d) for name, t in block.items()}
+                for block, d in zip(kv.parts, self.devices, strict=True)
+            ],
+            self.groups,
+        )
 
     def form(self, span: Encoded) -> Hashable | None:
         return forwards.row_form(self, span)
@@ -206,6 +242,57 @@ class HfEngine(Model):
         return self.meter.measure()
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _open_up(self) -> None:
+        """Hook the model, run a few tokens, and read off its caches what they are."""
+        model: nn.Module = self.model
+        self.meter = Meter(self.decoder, self.towers)
+        self.turns = Pauses(calls_of(self), model, self.decoder, self.towers)
+        self.quiet = False  # not known yet
+        self.routes = probe.has_experts(self.decoder)
+        self.door = encoding.DecoderHook(self.decoder)
+        self.layout: Layout = ()
+        self.groups: Groups = ()
+        ids = (torch.arange(8) * 7919 + 11) % self.builder.token_count
+        places = torch.arange(8).expand(self.axes, -1)
+        with torch.no_grad(), self.turns.alone():
+            self._fill_cache(ids, places)  # the first forward sets up state of its own
+            before = probe.state_of(model)
+            cache = self._fill_cache(ids, places)
+            self.quiet = probe.is_same_state(before, probe.state_of(model))
+            self.mask_input = encoding.mask_input_name(self.model, self.door, ids, places)
+        self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
+        probe.refuse_tensor_subclasses(model, model_cache.cache_tensors(cache))
+        devices = model_cache.layer_devices(cache)
+        self.groups = layer_groups(self.layout, devices)
+        self.devices = [devices[layers[0]] for layers in self.groups]
+        self.dtype = next(kv_tensors(model_cache.read(cache, self.layout, self.groups))).dtype  # of the KV
+        features = [(len(g), c.features, c.rope) for g in self.groups for c in self.layout[g[0]].channels]
+        size = self.dtype.itemsize
+        self.facts: ModelFacts = ModelFacts(
+            kind=type(model).__name__,
+            checkpoint=getattr(self.model.config, "_name_or_path", "") or "",
+            family="+".join(sorted({spec.family for spec in self.layout if spec.channels})),
+            dtype=str(self.dtype).removeprefix("torch."),
+            bytes_per_token=size * sum([n * width for n, width, _ in features]),
+            phased_bytes_per_token=size * sum([n * width for n, width, rope in features if rope]),
+            joins=self.mask_input is None,
+        )
+
+    def _fill_cache(self, ids: torch.Tensor, places: torch.Tensor) -> ModelCache:
+        """A cache of a text, which the decoder filled."""
+        cache = model_cache.new_cache(self.model.config)
+        device = encoding.input_device(self.model)
+        rows, positions = ids[None].to(device), encoding.with_batch(places).to(device)
+        self.decoder(input_ids=rows, position_ids=positions, past_key_values=cache, use_cache=True)
+        return cache
+
+    def _encode(self, chunk: Chunk) -> Encoded:
+        positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
+        with torch.no_grad(), self.turns.alone():
+            encoded = encoding.encode(self.model, self.door, chunk, positions)
+        check_encoding(encoded.tensors, chunk.id)
+        return encoded
 
     def _read_kv(
         self, live_kv: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,14 +29,17 @@ from torch import nn
 
 from kamera.content import Chunk, Encoded, exclusive_of
 from kamera.engines.checkpoint import drop_settings
-from kamera.engines.hf import encode as encoding
+from kamera.engines.hf import contents as encoding
 from kamera.engines.hf import forwards, probe
 from kamera.engines.hf.hooks import Hook, foreign_hooks, hook_tables, unobserved
-from kamera.engines.hf.model import Model
 from kamera.engines.hf.prove import sample_text
-from kamera.engines.precedence import expected_fingerprint
+from kamera.engines.work import expected_fingerprint
 from kamera.errors import IncompatibleChunk, KameraError, ModelChanged, UnsupportedBackbone
 from kamera.ops import digest, kv_tensors, tensor_digest
+
+if TYPE_CHECKING:
+    from kamera.engines.hf.engine import HfEngine
+
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ class ModelIdentity:
     ``variant`` is the caller's name of what no digest sees: hooks that steer, patched functions.
     """
 
-    def __init__(self, model: Model, variant: str = "") -> None:
+    def __init__(self, model: HfEngine, variant: str = "") -> None:
         self._model, self._variant = model, variant
         self._devices = tuple(sorted({p.device.type for p in model.model.parameters()}))
         self._nonce = secrets.token_hex(16)
@@ -328,7 +331,7 @@ class _Watch:
 # -- what a fingerprint is made of -----------------------------------------------------------------
 
 
-def _tolerance(model: Model) -> float:
+def _tolerance(model: HfEngine) -> float:
     """Half precision rounds at 2^-8, and a router that flips sends a token to another expert."""
     if model.dtype in (torch.float32, torch.float64):
         return 5e-3
@@ -486,7 +489,7 @@ def _json(value: Any) -> str:
 # -- what hooks are tried on -----------------------------------------------------------------------
 
 
-def _picture(model: Model) -> Chunk | None:
+def _picture(model: HfEngine) -> Chunk | None:
     """A colourful square; None if the model cannot be shown one."""
     prompt = model.builder.format
     if prompt is None or not ("image" in prompt.kinds and model.builder.takes_pixels):
@@ -499,13 +502,13 @@ def _picture(model: Model) -> Chunk | None:
         return None
 
 
-def _encode(model: Model, chunk: Chunk) -> Encoded:
+def _encode(model: HfEngine, chunk: Chunk) -> Encoded:
     positions = model.positions([chunk.input_ids], [chunk.position_inputs()])
     with torch.no_grad(), _without_autocast(model):
         return encoding.encode(model.model, model.door, chunk, positions)
 
 
-def _answers(model: Model) -> str:
+def _answers(model: HfEngine) -> str:
     """Digest of the KV and the logits of a text."""
     text = sample_text(model, _TOKENS)
     places = model.positions([text.input_ids, text.input_ids[-1:]], [{}, {}])
@@ -516,7 +519,7 @@ def _answers(model: Model) -> str:
 
 
 @contextmanager
-def _without_autocast(model: Model) -> Iterator[None]:
+def _without_autocast(model: HfEngine) -> Iterator[None]:
     with ExitStack() as off:
         for device in {p.device.type for p in model.model.parameters()}:
             off.enter_context(torch.autocast(device, enabled=False))

@@ -8,20 +8,25 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf import encode as encoding
-from kamera.engines.hf.model import Model, ModelCache
+from kamera.engines.hf import contents as encoding
+from kamera.engines.hf.cache import ModelCache
 from kamera.engines.hf.sampling import read_options
 from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice, kv_tokens
 
+if TYPE_CHECKING:
+    from kamera.engines.hf.engine import HfEngine
 
-def join_spans(model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
+
+def join_spans(
+    model: HfEngine, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]
+) -> Encoded | None:
     """Spans that follow each other as one; None if the decoder cannot take them in one call.
 
     ``positions`` ``[axes, tokens]`` of each. Text beside pictures is embedded as the outer model does it,
@@ -65,7 +70,7 @@ def split(kv: KV, lengths: Sequence[int]) -> tuple[KV, ...]:
 
 
 def run(
-    model: Model, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None = None
+    model: HfEngine, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None = None
 ) -> tuple[KV, ModelCache]:
     """Run a span through the decoder at explicit ``positions`` ``[axes, tokens]`` behind ``past``.
 
@@ -79,7 +84,7 @@ def run(
     return kv, past
 
 
-def row_form(model: Model, span: Encoded) -> Hashable | None:
+def row_form(model: HfEngine, span: Encoded) -> Hashable | None:
     """A key, equal for spans that may be rows of one forward: same tensors of same shapes. None for others.
 
     Three kinds run alone: spans whose mask the outer model makes, those with an argument that is not one
@@ -95,7 +100,7 @@ def row_form(model: Model, span: Encoded) -> Hashable | None:
 
 
 def run_rows(
-    model: Model, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: ModelCache
+    model: HfEngine, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: ModelCache
 ) -> tuple[KV, ...]:
     """KV of each span at its positions ``[axes, tokens]`` behind ``past``, in one forward.
 
@@ -115,13 +120,13 @@ def run_rows(
     return tuple(kvs)
 
 
-def forward(model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+def forward(model: HfEngine, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
     """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
     return next_logits(model, ids[None], positions[:, None], past)[0]
 
 
 def forward_batch(
-    model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, keep: int = 0
+    model: HfEngine, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, keep: int = 0
 ) -> torch.Tensor:
     """Logits ``[rows, keep, vocabulary]`` after the last ``keep`` tokens of texts ``ids`` ``[rows, tokens]``.
 
@@ -134,7 +139,7 @@ def forward_batch(
 
 
 def next_logits(
-    model: Model,
+    model: HfEngine,
     ids: torch.Tensor,
     positions: torch.Tensor,
     *pasts: ModelCache,
@@ -153,7 +158,7 @@ def next_logits(
 
 
 def generate(
-    model: Model, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
+    model: HfEngine, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
 ) -> torch.Tensor:
     """``generate`` of transformers over the whole sequence ``ids`` of which ``past`` holds a prefix.
 
@@ -179,7 +184,7 @@ def new_tokens(out: Any, prompt: int) -> torch.Tensor:
     return tokens[:, prompt:].cpu()
 
 
-def make_cache(model: Model, spans: Sequence[KV]) -> ModelCache:
+def make_cache(model: HfEngine, spans: Sequence[KV]) -> ModelCache:
     """A cache that holds ``spans`` one after another (copied when more than one)."""
     kvs = [s for s in spans if s.groups]
     kv = kv_concat(kvs) if len(kvs) > 1 else kvs[0] if kvs else allocate_kv(model, 0)
@@ -187,7 +192,7 @@ def make_cache(model: Model, spans: Sequence[KV]) -> ModelCache:
     return model_cache.growing_cache(model.model.config, model.layout, kv, 0, tokens, tokens)
 
 
-def allocate_kv(model: Model, tokens: int) -> KV:
+def allocate_kv(model: HfEngine, tokens: int) -> KV:
     """Uninitialised KV of ``tokens`` tokens, every layer on the model's device for it."""
     return Blocks(
         [
@@ -202,7 +207,7 @@ def allocate_kv(model: Model, tokens: int) -> KV:
 
 
 def _logits(
-    model: Model,
+    model: HfEngine,
     ids: torch.Tensor,
     positions: torch.Tensor,
     past: ModelCache,
@@ -226,7 +231,7 @@ def _logits(
 
 
 def run_decoder(
-    model: Model,
+    model: HfEngine,
     spans: Sequence[Encoded],
     positions: torch.Tensor,
     past: ModelCache,
@@ -281,7 +286,7 @@ def restore_state(model: nn.Module) -> Iterator[None]:
 class TransformersModel:
     """The `PlainModel` of an `HfEngine`. Inputs that the model's forward lacks are left out."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: HfEngine) -> None:
         self._model = model
 
     def logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

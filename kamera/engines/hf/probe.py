@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from kamera.engines.base import PositionLimits
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.values import PositionLimits
 from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import (
     LayerLayout,

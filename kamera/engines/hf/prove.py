@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,13 +16,16 @@ from torch import nn
 from kamera.content import Encoded
 from kamera.engines.base import Span
 from kamera.engines.hf import forwards
-from kamera.engines.hf.encode import input_device
+from kamera.engines.hf.contents import input_device
 from kamera.engines.hf.hooks import foreign_hooks, hook_tables, unobserved
 from kamera.engines.hf.live import LiveCache
-from kamera.engines.hf.model import Model
 from kamera.errors import KameraError, NonFiniteKV, first_line
 from kamera.ops import KV, Patch, exact_kv, form_patch, kv_concat, kv_map, kv_tensors
 from kamera.ops.kernels import serve
+
+if TYPE_CHECKING:
+    from kamera.engines.hf.engine import HfEngine
+
 
 SPREAD = 8.0
 """Times the difference that rounding makes between two forwards, which a layer may be off by in half
@@ -70,7 +73,7 @@ class OperatorProof:
 
 
 def prove_relocation(
-    model: Model, encoded: Encoded | None = None, offset: Sequence[int] | None = None
+    model: HfEngine, encoded: Encoded | None = None, offset: Sequence[int] | None = None
 ) -> OperatorProof:
     """Prefill a span at two places and compare the moved KV with the one computed there.
 
@@ -92,7 +95,7 @@ def prove_relocation(
     return _worst(off for kv in (whole, turned_kv) for off in compare_kv(kv, moved_kv, step, rounding))
 
 
-def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorProof:
+def prove_patch(model: HfEngine, offset: Sequence[int] | None = None) -> OperatorProof:
     """Restore a conditioned prefill from the canonical and a full-rank patch, at a third place."""
     antecedent, span = sample_text(model, 10, seed=5), sample_text(model, 12)
     step = tuple(offset) if offset is not None else _safe_offset(model, (23, 3, 7))
@@ -115,7 +118,7 @@ def prove_patch(model: Model, offset: Sequence[int] | None = None) -> OperatorPr
     )
 
 
-def prove_moves(model: Model) -> OperatorProof:
+def prove_moves(model: HfEngine) -> OperatorProof:
     """Show spans in a live cache, exchange, drop and bring them back: each is what the slow reference says.
 
     Only the last rounding may differ, in every layer and every dtype.
@@ -142,14 +145,14 @@ def prove_moves(model: Model) -> OperatorProof:
     return _worst(proofs)
 
 
-def _write_span(model: Model, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
+def _write_span(model: HfEngine, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
     """A span written whole by the serving kernels."""
     into = kv_map(source, torch.empty_like)
     serve(into, source, patch, model.layout, offset)
     return into
 
 
-def prove_cuts(model: Model) -> OperatorProof:
+def prove_cuts(model: HfEngine) -> OperatorProof:
     """Run one text whole and in three pieces, and every kind of linear module on rows together and alone.
 
     Some forwards compute a number from all their tokens at once (a dynamic scale of activations, outliers
@@ -197,7 +200,7 @@ def why_no_reuse(cuts: OperatorProof, kind: str) -> str:
     )
 
 
-def why_no_rows(model: Model) -> str:
+def why_no_rows(model: HfEngine) -> str:
     """Why answers of a model are decoded one after another; "" if they may be rows of one forward.
 
     Two texts of unlike length go on by a token each, alone and side by side.
@@ -243,7 +246,7 @@ def _linear_kinds(model: nn.Module) -> list[tuple[str, Any]]:
     return list(kinds.values())
 
 
-def _row_mixing_error(model: Model, module: Any) -> float:
+def _row_mixing_error(model: HfEngine, module: Any) -> float:
     """Largest relative error of a row beside one a hundred times as large; 0 if the module takes no rows."""
     weight = getattr(module, "weight", None)
     weight = weight if isinstance(weight, torch.Tensor) and weight.is_floating_point() else None
@@ -263,13 +266,13 @@ def _row_mixing_error(model: Model, module: Any) -> float:
     return float(max(errors))
 
 
-def _safe_offset(model: Model, offset: tuple[int, int, int]) -> tuple[int, ...]:
+def _safe_offset(model: HfEngine, offset: tuple[int, int, int]) -> tuple[int, ...]:
     """An offset that stays below the model's position limit."""
     room = offset[0] if model.limits.below is None else max(1, model.limits.below - 24)
     return tuple(min(w, room) for w in offset[: model.axes])
 
 
-def _layer_tolerances(model: Model, one: KV, other: KV) -> Sequence[float]:
+def _layer_tolerances(model: HfEngine, one: KV, other: KV) -> Sequence[float]:
     """By layer, the tolerance for two forwards of the same tokens."""
     tolerances = []
     for layer, other_layer, spec in zip(one, other, model.layout, strict=True):
@@ -303,7 +306,7 @@ def _worst(proofs: Iterable[OperatorProof]) -> OperatorProof:
     return max(proofs, key=attrgetter("share"))
 
 
-def sample_text(model: Model, count: int, seed: int = 11) -> Encoded:
+def sample_text(model: HfEngine, count: int, seed: int = 11) -> Encoded:
     """A text of ``count`` tokens, none of which stands for media."""
     ids = (torch.arange(count) * 7919 + seed) % model.builder.token_count
     ids = torch.tensor([0 if int(i) in model.builder.vision_tokens else int(i) for i in ids])
