@@ -61,6 +61,8 @@ class HfEngine(HfContents):
     layer, where forwards of later work stop while a call is in progress.
     """
 
+    facts: ModelFacts
+
     def __init__(self, model: nn.Module, processor: Any | None = None, variant: str = "") -> None:
         super().__init__(model, processor)
         self._open_up()
@@ -269,7 +271,7 @@ class HfEngine(HfContents):
         self.dtype = next(kv_tensors(model_cache.read(cache, self.layout, self.groups))).dtype  # of the KV
         features = [(len(g), c.features, c.rope) for g in self.groups for c in self.layout[g[0]].channels]
         size = self.dtype.itemsize
-        self.facts: ModelFacts = ModelFacts(
+        self.facts = ModelFacts(
             kind=type(model).__name__,
             checkpoint=getattr(self.model.config, "_name_or_path", "") or "",
             family="+".join(sorted({spec.family for spec in self.layout if spec.channels})),
