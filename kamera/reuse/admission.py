@@ -46,7 +46,7 @@ def admissions_of(window: KameraWindow, plan: Plan, recurring: Collection[str] =
     sources = {seat.number: seat.source for seat in plan.before.seats}
     out: list[Admission] = []
     at = former_of(window).anchor.length
-    for seat, worth in zip(plan.after.seats, plan.after.worths, strict=True):
+    for seat, worth in zip(plan.after.seats, plan.after.guarantees, strict=True):
         tier, source, head = _tier_of(worth), seat.source, plan.heads.get(seat.number, 0)
         if head == seat.length:
             reason = f"{worth}: the first tokens of a segment that the window holds"

@@ -192,7 +192,7 @@ def cheapest(
             continue
         if len(treatments) == 1 or order.items[: len(orders.slots)] == [*orders.slots]:
             return Choice(on_leave, order, plan)
-        worth = weakest(plan.after.worths)
+        worth = weakest(plan.after.guarantees)
         if on_leave == "exact" or at_least(worth, policy_in_force(window).minimum):
             cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
             costed_choices.append((cost, Choice(on_leave, order, plan)))

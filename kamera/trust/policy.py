@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from kamera.errors import quote
@@ -137,7 +138,7 @@ class ReusePolicy:
         on_miss: OnMiss = "form" if self.on_miss == "blind" else self.on_miss
         return self._strictly("orbit" if self.admits("orbit") else "patched", on_miss)
 
-    @property
+    @cached_property
     def budget(self) -> PatchBudget:
         """The size limits of patches."""
         return PatchBudget(self.rank, self.patch_bytes, layers_of(self.layers))

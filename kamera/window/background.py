@@ -158,7 +158,7 @@ def queue_audits(executor: Executor, state: WindowState, served: Sequence[int], 
         executor.former.losses.note_for_next(f"a slot was not audited: {why}")
 
     clean = next((i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.facts))
-    auditable = [i for i in served if i <= clean and state.seats.worths[i] != "survivor"]
+    auditable = [i for i in served if i <= clean and state.seats.guarantees[i] != "survivor"]
     candidates = []
     for index in auditable:  # each runs itself, its canonical if it is served from one, and the anchor
         seat, anchor = state.seats.seats[index], executor.former.anchor.length if index == 0 else 0
@@ -197,9 +197,13 @@ def audit_and_tell(executor: Executor, state: WindowState, index: int, kv: KV) -
 def audit_slot(executor: Executor, state: WindowState, index: int, kv: KV) -> list[AuditFinding]:
     """Prefill a served slot again and measure it. Raises the errors of forwards."""
     former = executor.former
-    seat, resident, worth = state.seats.seats[index], state.residents[index], state.seats.worths[index]
+    seat, resident, guarantee = (
+        state.seats.seats[index],
+        state.residents[index],
+        state.seats.guarantees[index],
+    )
     rounding, source = former.backbone.identity.tolerance, seat.shown
-    finding = partial(AuditFinding, seat.chunk_id, worth)
+    finding = partial(AuditFinding, seat.chunk_id, guarantee)
     findings = [finding("system prompt", _anchor_error(former), rounding)] if index == 0 else []
     if source.canonical:
         error = _canonical_error(former, resident)
@@ -209,11 +213,13 @@ def audit_slot(executor: Executor, state: WindowState, index: int, kv: KV) -> li
     live.show(executor.spans(state)[: index + 1], room=seat.length)
     true = former.backbone.prefill([resident.facts.encoded], [state.positions[index]], live)[0]
     kv_error = kv_distance(kv, true)
-    if worth == "exact":
+    if guarantee == "exact":
         return [*findings, finding("KV", kv_error, rounding)]
     if source.canonical:
         missing_share = _lacking(former, span_of(seat, resident), kv, true)
-        bound = lacking_bound(worth, _energy(former, seat, resident.shown) if worth == "patched" else None)
+        bound = lacking_bound(
+            guarantee, _energy(former, seat, resident.shown) if guarantee == "patched" else None
+        )
         if bound is not None and missing_share is not None:
             findings.append(finding("patch", missing_share, bound))
     return findings

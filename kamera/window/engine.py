@@ -309,9 +309,11 @@ class EngineWindow:
     def slots(self) -> tuple[EngineSlot, ...]:
         """The chunks in order, as the last operation placed them."""
         start, slots = len(self._anchor), []
-        for seat, worth in zip(self._seats.seats, self._seats.worths, strict=True):
+        for seat, guarantee in zip(self._seats.seats, self._seats.guarantees, strict=True):
             antecedent_ids = seat.source.antecedent_ids
-            slots.append(EngineSlot(seat.chunk_id, start, seat.length, worth, antecedent_ids, _origin(seat)))
+            slots.append(
+                EngineSlot(seat.chunk_id, start, seat.length, guarantee, antecedent_ids, _origin(seat))
+            )
             start += seat.length
         return tuple(slots)
 
@@ -484,9 +486,9 @@ def recipe(
     has no key.
     """
     own, back, parts, start = rows.context, tuple(-f for f in seats.frame), list[Part](), len(anchor_ids)
-    for seat, worth in zip(seats.seats, seats.worths, strict=True):
+    for seat, guarantee in zip(seats.seats, seats.guarantees, strict=True):
         source, spot = seat.shown, seat.spot.shift(back)
-        place = (start, spot.low, source.home.distance(spot), worth, source.antecedents)
+        place = (start, spot.low, source.home.distance(spot), guarantee, source.antecedents)
         kv, patch, missing = _rows_of(seat, rows, rank, contents.get(seat.number))
         ids = tuple(facts[seat.chunk_id].encoded.input_ids.tolist())
         parts.append(Part(seat.chunk_id, ids, *place, kv, patch, missing.format(remedy)))

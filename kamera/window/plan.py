@@ -730,14 +730,10 @@ class Planner:
             return None
         if not before.seats:
             return self.view.canonical_source(seat.chunk_id, lossy=self.view.lossy)
-        canonical = self.view.canonical_source(seat.chunk_id)
-        offer = self.patch_behind(seat, before)
-        if offer is not None:
-            return canonical.with_patch(offer, before.tokens)
-        last = before.seats[-1]
-        if seat.source.departed(before.lengths) > self.policy.max_departed:
-            offer = self._patch_alone(seat, last.chunk_id)
-        return None if offer is None else canonical.with_patch(offer, last.length)
+        offer, behind = self.patch_behind(seat, before), before.tokens
+        if offer is None and seat.source.departed(before.lengths) > self.policy.max_departed:
+            offer, behind = self._patch_alone(seat, before.seats[-1].chunk_id), before.seats[-1].length
+        return None if offer is None else self.view.canonical_source(seat.chunk_id).with_patch(offer, behind)
 
     def follow(self, seats: Seats, index: int) -> None:
         """Have the patch of the chunk at ``index`` behind its predecessor formed in the background.
@@ -748,13 +744,11 @@ class Planner:
             return
         seat, predecessor = seats.seats[index], seats.seats[index - 1]
         names = (predecessor.chunk_id,)
-        if seat.chunk_id in (*self.view.glue, *names) or not (
-            self._is_made(seat) and self._is_made(predecessor)
-        ):
+        if (seat.chunk_id, names) in self.rows.followed or seat.chunk_id in (*self.view.glue, *names):
             return
-        if (seat.chunk_id, names) not in self.rows.followed and self.rows.patch(
-            seat.chunk_id, names, "exact"
-        ) is None:
+        if not (self._is_made(seat) and self._is_made(predecessor)):
+            return
+        if self.rows.patch(seat.chunk_id, names, "exact") is None:
             self.late_steps.append(Follow(seat.number, predecessor.number))
             self._followed.append(seat)
 
@@ -992,10 +986,11 @@ class Planner:
         First the one behind these chunks in their present order; then the one behind survivors of the same
         lineage, which is no worse than a forward now. None without one.
         """
-        enough = weakest((footing(before), "patched"))
         for names in dict.fromkeys((before.chunk_ids, before.lineage)):
             offer = self._patch_offer(chunk, names, anchor)
-            if offer is not None and at_least(guarantee_named(offer.formed), enough):
+            if offer is None:
+                continue
+            if at_least(guarantee_named(offer.formed), weakest((footing(before), "patched"))):
                 return offer
         return None
 
@@ -1043,7 +1038,7 @@ class Planner:
         window = self.before
         seats: Sequence[Seat] = window.seats if window.said is None else (*window.seats, window.said)
         heads: list[TextHead] = []
-        worths: list[Guarantee] = ["survivor"]
+        guarantees: list[Guarantee] = ["survivor"]
         head_tokens, source = 0, None
         for index, tokens in chunk.takes:
             seat = seats[index]
@@ -1052,18 +1047,18 @@ class Planner:
                 return None
             offset = tuple(to + head_tokens - at for to, at in zip(spot.low, source.home.low, strict=True))
             heads.append(TextHead(seat.number, tokens, offset))
-            worths.append(staying_behind(seat, before).guarantee)
+            guarantees.append(staying_behind(seat, before).guarantee)
             head_tokens += tokens
         exact = self._head_at(chunk.heads, before, spot)
         if source is None or (exact is not None and exact.tokens >= head_tokens):
             return None
-        worth = weakest(
-            [*worths, *((prefilled_behind(footing(before)),) if head_tokens < chunk.length else ())]
+        guarantee = weakest(
+            [*guarantees, *((prefilled_behind(footing(before)),) if head_tokens < chunk.length else ())]
         )
-        if not self.policy.keeps(worth):
+        if not self.policy.keeps(guarantee):
             return None
-        source = Source(spot, source.antecedents, worth, canonical=False, behind=source.behind)
-        seat = Seat(chunk.chunk_id, chunk.length, spot, source, worth, "near", archived=False)
+        source = Source(spot, source.antecedents, guarantee, canonical=False, behind=source.behind)
+        seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, "near", archived=False)
         return Prefill(seat, before, heads=tuple(heads), reason="edited")
 
     def _head_at(self, heads: tuple[tuple[str, int], ...], before: Seats, spot: Spot) -> TextHead | None:

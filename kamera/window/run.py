@@ -343,15 +343,15 @@ class Executor:
         spoken = torch.cat([question, answer.tokens[0].to(question)])[: kv_tokens(answer.tail)]
         # places are remembered by id: one id for two lengths would give the second the first one's
         facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
-        positions, worth = self.text_positions(state, spoken), footing(state.seats)
+        positions, formed = self.text_positions(state, spoken), footing(state.seats)
         source = Source(
             self.spots.spot(facts, positions),
             state.seats.lineage,
-            prefilled_behind(worth),
+            prefilled_behind(formed),
             canonical=False,
             behind=state.seats.tokens,
         )
-        seat = Seat(facts.chunk_id, facts.length, source.home, source, source.guarantee, worth)
+        seat = Seat(facts.chunk_id, facts.length, source.home, source, source.guarantee, formed)
         return state.with_said(seat, Resident(facts, Copy(answer.tail, positions)))
 
     # -- questions, whose additions to the live cache are discarded ----------------------------

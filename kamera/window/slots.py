@@ -26,7 +26,7 @@ from kamera.trust import Guarantee, weakest
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""
 
-_DERIVED = ("chunk_ids", "lengths", "lineage", "worths")
+_DERIVED = ("chunk_ids", "lengths", "lineage", "guarantees")
 _numbers = itertools.count(1)
 
 
@@ -189,7 +189,7 @@ class Seat:
         """The offset of the live KV from where it was computed."""
         return self.shown.home.distance(self.spot)
 
-    def worth(self, leading: bool, frame: Sequence[int]) -> Guarantee:
+    def guarantee_here(self, leading: bool, frame: Sequence[int]) -> Guarantee:
         """Guarantee of the KV it shows; an unconditioned canonical is exact at home, else blind.
 
         Home is right behind the anchor: it attended to the anchor from there. Decoded from codes it is
@@ -247,8 +247,8 @@ class Seats:
             seats.__dict__["chunk_ids"] = (*self.chunk_ids, seat.chunk_id)
         if "lengths" in cache:
             seats.__dict__["lengths"] = {**self.lengths, seat.chunk_id: seat.length}
-        if "worths" in cache:
-            seats.__dict__["worths"] = (*self.worths, seat.worth(not self.seats, self.frame))
+        if "guarantees" in cache:
+            seats.__dict__["guarantees"] = (*self.guarantees, seat.guarantee_here(not self.seats, self.frame))
         if "lineage" in cache:
             seats.__dict__["lineage"] = (*self.lineage, _name(seat, self.lineage))
         return seats
@@ -281,9 +281,9 @@ class Seats:
         return names
 
     @cached_property
-    def worths(self) -> tuple[Guarantee, ...]:
+    def guarantees(self) -> tuple[Guarantee, ...]:
         """The present guarantee of each chunk."""
-        return tuple([seat.worth(i == 0, self.frame) for i, seat in enumerate(self.seats)])
+        return tuple([seat.guarantee_here(i == 0, self.frame) for i, seat in enumerate(self.seats)])
 
 
 def _name(seat: Seat, before: tuple[str, ...]) -> str:
@@ -332,7 +332,7 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
 
 def footing(before: Seats) -> Guarantee:
     """The weakest guarantee among the KV that a chunk here attends to."""
-    return weakest(before.worths)
+    return weakest(before.guarantees)
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,7 +425,7 @@ class WindowState:
 
     def slots(self, anchor_length: int, bytes_per_token: int) -> tuple[Slot, ...]:
         """The public view, in order."""
-        start, out, worths, before = anchor_length, [], self.seats.worths, dict[str, int]()
+        start, out, guarantees, before = anchor_length, [], self.seats.guarantees, dict[str, int]()
         for i, seat in enumerate(self.seats.seats):
             source, patch = seat.shown, self.residents[i].shown.patch
             out.append(
@@ -433,7 +433,7 @@ class WindowState:
                     chunk_id=seat.chunk_id,
                     start=start,
                     length=seat.length,
-                    guarantee=worths[i],
+                    guarantee=guarantees[i],
                     antecedents=source.antecedent_ids,
                     rank=patch.rank if patch is not None else 0 if source.canonical and i else None,
                     bytes=seat.length * bytes_per_token,

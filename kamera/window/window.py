@@ -334,6 +334,7 @@ class KameraWindow:
         self._emit(None, report, self.slots, {})
         return report
 
+    @one_at_a_time
     def anticipate(self) -> None:
         """Prepare the next departure in the background, as `append`, `recall` or `slide` will need it.
 
@@ -344,7 +345,14 @@ class KameraWindow:
         cache would have run as much for the departures so far. Returns at once; nothing is prepared where
         departures run none (`on_leave="keep"`).
         """
-        self._prepare_departure()
+        count = self._next_departure()
+        if not count:
+            if self._preparation is not None:
+                self._preparation.take()
+            return
+        executor = replace(self._executor, live=self._backbone.live(holds=True))
+        self._preparation = self._preparation or Ahead(self._backbone)
+        self._preparation.begin(functools.partial(depart, count, self._state, executor, self._policy))
 
     @one_at_a_time
     def run(self, plan: Plan | Request, *, chunks: Sequence[Chunk] = ()) -> Report:
@@ -462,9 +470,9 @@ class KameraWindow:
 
     def __repr__(self) -> str:
         limit = "" if self._executor.max_tokens is None else f" of {self._executor.max_tokens}"
-        tokens, worth = self._former.anchor.length, weakest(slot.guarantee for slot in self.slots)
+        tokens, guarantee = self._former.anchor.length, weakest(slot.guarantee for slot in self.slots)
         tokens += sum(slot.length for slot in self.slots)
-        return f"KameraWindow({len(self)} chunks, {tokens}{limit} tokens, {worth})"
+        return f"KameraWindow({len(self)} chunks, {tokens}{limit} tokens, {guarantee})"
 
     # -- questions, which leave the window as it was -------------------------------------------
 
@@ -532,7 +540,7 @@ class KameraWindow:
         executor, state = self._without(index, self._policy.as_cheap())
         if torch.equal(executor.answer_ids(state, question, **options), answer):
             return False
-        if "blind" not in state.seats.worths[index:]:
+        if "blind" not in state.seats.guarantees[index:]:
             return True
         executor, state = self._without(index, self._policy.as_forming())
         return not torch.equal(executor.answer_ids(state, question, **options), answer)
@@ -604,15 +612,11 @@ class KameraWindow:
             else:
                 named_request = self._names().name_request(request)
             policy = self._policy if own_plan is None else own_plan.policy
-            departure = None if self._preparation is None else self._preparation.take()
+            departure = self._take_departure(named_request.request, policy)
+            is_slide = isinstance(named_request.request, requests.Slide)
+            if own_plan is not None or (is_slide and inquiry is not None):
+                departure = None  # a plan starts from the window as it is, and an answer needs a run
             state, executor, answer = self._state, self._executor, None
-            is_slide = isinstance(request, requests.Slide)
-            if departure is not None and (
-                own_plan is not None
-                or (inquiry is not None and is_slide)
-                or not departure.fits(named_request.request, executor, state, policy)
-            ):
-                departure = None
             if departure is not None:
                 state, executor = departure.state, departure.executor
             if departure is not None and is_slide:
@@ -675,51 +679,6 @@ class KameraWindow:
         if count and self._policy.audit:
             self._turn += 1
             queue_audits(self._executor, self._state, [self._turn % count], self._policy.audit)
-
-    # -- the next departure --------------------------------------------------------------------
-
-    @one_at_a_time
-    def _prepare_departure(self) -> None:
-        """`anticipate`."""
-        count = self._next_departure()
-        if not count:
-            if self._preparation is not None:
-                self._preparation.take()
-            return
-        executor = replace(self._executor, live=self._backbone.live(holds=True))
-        self._preparation = self._preparation or Ahead(self._backbone)
-        self._preparation.begin(functools.partial(depart, count, self._state, executor, self._policy))
-
-    def _next_departure(self) -> int:
-        """How many chunks will probably leave next: for a chunk like the last one, or by a slide."""
-        facts = self._state.facts
-        if not facts:
-            return 0
-        last = Newcomer(facts[-1].chunk_id, facts[-1].length)
-        leaving = count_leaving(self._executor, self._state, self._policy, last)
-        return leaving or (self._slid if self._slid < len(facts) else 0)
-
-    def _anticipate(self, plan: Plan, left: int) -> None:
-        """After an operation by which ``left`` chunks left, prepare the next departure within a ledger.
-
-        Each departure is worth what a prefix cache runs for it: the chunks that stay. A preparation costs as
-        much, used or not, so a window that guesses wrong waits for its next departure.
-        """
-        if plan.operation not in ("append", "recall", "slide"):
-            return
-        if left:  # also where the departure itself was prepared, and is no part of the plan
-            self._earned += sum([seat.length for seat in plan.after.seats if seat.number != plan.arrived])
-            self._slid = left if plan.operation == "slide" else 0
-        policy = self._policy
-        if plan.operation == "slide" or (policy.on_leave == "keep" and policy.minimum != "exact"):
-            return
-        count = self._next_departure() if self._earned else 0
-        cost = sum([seat.length for seat in plan.after.seats[count:]])
-        if count and cost <= self._earned:
-            self._earned -= cost
-            self._prepare_departure()
-
-    # -- inside, of all that it does -----------------------------------------------------------
 
     @property
     def _former(self) -> Former:
@@ -810,6 +769,43 @@ class KameraWindow:
     def _check_backbone(self) -> None:
         """Raise unless the model is the one that computed this window's KV."""
         self._former.anchor.identity.check(self._backbone)
+
+    # -- the next departure --------------------------------------------------------------------
+
+    def _take_departure(self, request: Request, policy: ReusePolicy) -> Departure | None:
+        """The departure that was prepared, if an operation starts where it ends; it is given once."""
+        departure = None if self._preparation is None else self._preparation.take()
+        fits = departure is not None and departure.fits(request, self._executor, self._state, policy)
+        return departure if fits else None
+
+    def _next_departure(self) -> int:
+        """How many chunks will probably leave next: for a chunk like the last one, or by a slide."""
+        facts = self._state.facts
+        if not facts:
+            return 0
+        last = Newcomer(facts[-1].chunk_id, facts[-1].length)
+        leaving = count_leaving(self._executor, self._state, self._policy, last)
+        return leaving or (self._slid if self._slid < len(facts) else 0)
+
+    def _anticipate(self, plan: Plan, left: int) -> None:
+        """After an operation by which ``left`` chunks left, prepare the next departure within a ledger.
+
+        Each departure is worth what a prefix cache runs for it: the chunks that stay. A preparation costs as
+        much, used or not, so a window that guesses wrong waits for its next departure.
+        """
+        if plan.operation not in ("append", "recall", "slide"):
+            return
+        if left:  # also where the departure itself was prepared, and is no part of the plan
+            self._earned += sum([seat.length for seat in plan.after.seats if seat.number != plan.arrived])
+            self._slid = left if plan.operation == "slide" else 0
+        policy = self._policy
+        if plan.operation == "slide" or (policy.on_leave == "keep" and policy.minimum != "exact"):
+            return
+        count = self._next_departure() if self._earned else 0
+        cost = sum([seat.length for seat in plan.after.seats[count:]])
+        if count and cost <= self._earned:
+            self._earned -= cost
+            self.anticipate()
 
 
 class Response(NamedTuple):

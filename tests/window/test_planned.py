@@ -101,7 +101,7 @@ def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[
         measured = Cost(report.forwards, report.tokens_recomputed, report.vision_encodes)
         left = {s.number for s in slots} - {s.number for s in window.slots}
         stand = tuple(slot.chunk_id for slot in window.slots), tuple(slot.guarantee for slot in window.slots)
-        foreseen = planned.cost, planned.after.chunk_ids, planned.after.worths, set(planned.left)
+        foreseen = planned.cost, planned.after.chunk_ids, planned.after.guarantees, set(planned.left)
         yield (verb, given_, options), foreseen, (measured, *stand, left)
 
 
