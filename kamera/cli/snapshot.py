@@ -8,7 +8,7 @@ from typing import Any
 from kamera.cli.contents import read_window
 from kamera.engines import Spent, Usage
 from kamera.errors import StoreError
-from kamera.sessions.document import read_document
+from kamera.sessions.save import read_document
 from kamera.store import chunks_of
 from kamera.window import WINDOW, Event, Outcome, Report, Slot, WindowMemory
 

@@ -1,14 +1,11 @@
 """Conversations whose cache is edited, not rebuilt, when their history changes."""
 
-from kamera.sessions.branches import Branches
+from kamera.sessions.anchors import Branches
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.grammar import Grammar
-from kamera.sessions.metrics import PoolMetrics
-from kamera.sessions.modes import SessionMode, default_policy
-from kamera.sessions.pool import SessionPool
-from kamera.sessions.stream import Logprob, Stream
-from kamera.sessions.tool_calls import CallForm, call_form, template_of
-from kamera.sessions.turn import Turn, TurnReport
+from kamera.sessions.grammar import CallForm, Grammar, call_form, template_of
+from kamera.sessions.layout import SessionMode, default_policy
+from kamera.sessions.pool import PoolMetrics, SessionPool
+from kamera.sessions.stream import Logprob, Stream, Turn, TurnReport
 
 __all__ = [
     "Branches",

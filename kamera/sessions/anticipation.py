@@ -27,8 +27,7 @@ from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, Ready, later_of
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import anchor_ids, end_of, prefix_tokens, prompt_of_messages
-from kamera.sessions.modes import Manner
+from kamera.sessions.layout import Manner, anchor_ids, end_of, prefix_tokens, prompt_of_messages
 from kamera.sessions.showing import State, choose_treatment
 from kamera.window import KameraWindow
 

@@ -18,19 +18,23 @@ from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError
 from kamera.files import user_path
 from kamera.patches import later_of
-from kamera.sessions.anchors import Anchors
+from kamera.sessions.anchors import Anchors, History, whole_history
 from kamera.sessions.anticipation import Anticipation
-from kamera.sessions.branches import History, whole_history
-from kamera.sessions.document import lock_folder, read_document
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
 from kamera.sessions.grammar import Bound, Grammar
-from kamera.sessions.modes import Manner, SessionMode, check_mode, default_policy
-from kamera.sessions.persist import find_policy, load_session, save_session
-from kamera.sessions.sampling import Options, closing_ids, refuse_own_options
+from kamera.sessions.layout import Manner, SessionMode, SessionWindow, check_mode, default_policy
+from kamera.sessions.save import find_policy, load_session, lock_folder, read_document, save_session
 from kamera.sessions.showing import UNCACHEABLE, Shown, State, answer_plainly, show, spoken_ids
-from kamera.sessions.stream import Stream
-from kamera.sessions.trail import SessionWindow
-from kamera.sessions.turn import Turn, TurnReport, TurnUsage, read_answer
+from kamera.sessions.stream import (
+    Options,
+    Stream,
+    Turn,
+    TurnReport,
+    TurnUsage,
+    closing_ids,
+    read_answer,
+    refuse_own_options,
+)
 from kamera.store import ChunkStore, check_store
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow, Trace
@@ -177,7 +181,7 @@ class ChatSession:
         place of the session's (the strictest of it and of the directives' holds). ``options``
         (max_new_tokens, do_sample, streamer, …) go to ``generate`` of transformers; ``stream`` is told the
         answer as it is made, and ends it at its stop strings; ``seed`` draws the tokens apart from all other
-        draws (`kamera.sessions.sampling`); ``logprobs``, a number of likeliest tokens, asks for
+        draws (`kamera.sessions.stream`); ``logprobs``, a number of likeliest tokens, asks for
         `Turn.logprobs`; ``grammar`` says what the answer has to be, JSON of a schema or a call. Raises
         EditPolicyFailed, `ValueError` for an option that it does not take, InvalidRequest for a schema that
         cannot be compiled (both before anything runs), SessionConflict for a list that lacks what another

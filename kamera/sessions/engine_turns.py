@@ -24,13 +24,9 @@ from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.grammar import Bound
-from kamera.sessions.layout import Layout, count_anchor_segments
-from kamera.sessions.modes import choices, mode_of
+from kamera.sessions.layout import Layout, SessionWindow, choices, count_anchor_segments, mode_of
 from kamera.sessions.ordering import Orders
-from kamera.sessions.sampling import Options, generate_options
-from kamera.sessions.stream import Stream
-from kamera.sessions.trail import SessionWindow
-from kamera.sessions.turn import TurnReport
+from kamera.sessions.stream import Options, Stream, TurnReport, generate_options
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, weakest
 from kamera.window import ANSWER, Dialogue, EngineSlot, EngineWindow

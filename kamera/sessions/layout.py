@@ -1,17 +1,138 @@
-"""The segments of a prompt in the slots of a window, and the changes for a new prompt."""
+"""The segments of a prompt in the slots of a window, how those behind an edit are treated, and what a prompt
+may begin with.
+
+A mode treats the segments behind an edit; a layout maps segments to slots; a trail remembers the windows of
+other turns and conversations, as a prefix cache knows them. A prompt takes of such a window what it begins
+with, in KV that is conditioned on nothing else, so it makes no difference whose window it was. One that a
+client edits away, and may bring back, is kept up to a number of bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any, Literal, get_args
 
 import torch
 
-from kamera.content import Rendered, common_prefix
-from kamera.edits import difference
-from kamera.sessions.modes import first_that_knows_more
-from kamera.window import KameraWindow, cut_text, keep_first
+from kamera import forks
+from kamera.content import Conversations, Message, Rendered, common_prefix, tool_schema
+from kamera.edits import EditPolicy, Mode, apply_policy, difference
+from kamera.edits import check_policy as check_edit_policy
+from kamera.errors import quote
+from kamera.forks import lazy
+from kamera.ops import digest
+from kamera.trust import Guarantee, OnLeave, ReusePolicy, at_least, weakest
+from kamera.window import EngineSlot, EngineWindow, KameraWindow, Slot, cut_text, keep_first
+
+SessionMode = Mode
+"""The same for all edits of a conversation (docs/sessions.md)."""
+Applied = Literal["amortize", "repair", "forget"]
+"""A mode without the choice."""
+
+_ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget": "exact"}
+_STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
+
+
+def check_mode(mode: Any) -> None:
+    """Raise ValueError for an unknown mode."""
+    if mode not in get_args(SessionMode):
+        raise ValueError(f"mode {quote(mode)} is none of {', '.join(get_args(SessionMode))}")
+
+
+@dataclass(frozen=True, eq=False)
+class Manner:
+    """How a session answers: options of `ChatSession`. Raises ValueError for an unknown mode."""
+
+    tools: Sequence[Any] | None = None
+    mode: SessionMode = "auto"
+    edit_policy: EditPolicy | None = None
+    uncached: bool = False
+    reuse: bool = False
+    anticipates: bool = True
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode)
+        check_edit_policy(self.edit_policy)
+        if isinstance(self.tools, str | Mapping) or callable(self.tools):
+            raise ValueError(f"tools {quote(self.tools)} are none: give a list of schemas or functions")
+
+    @lazy
+    def kind(self) -> str:
+        """The digest of the tools."""
+        return tools_digest(self.tools)
+
+    def render(self, conversations: Conversations, history: Sequence[Message]) -> Rendered:
+        """The prompt of a history. Raises the errors of `Conversations.render`."""
+        return replace(conversations.render(history, tools=self.tools), anchored=not self.reuse)
+
+    def apply_policy(self, history: Sequence[Message], turn: int) -> list[Message]:
+        """The history after the edit policy. Raises EditPolicyFailed."""
+        return [*(history if self.edit_policy is None else apply_policy(self.edit_policy, history, turn))]
+
+
+def tools_digest(tools: Sequence[Any] | None) -> str:
+    """A digest of tools as the template sees them; the same in every process."""
+    schemas = None if tools is None else [tool_schema(tool) for tool in tools]
+    return digest("kamera.pool.tools.v1", json.dumps(schemas, default=repr))
+
+
+def default_policy(mode: SessionMode, reuse: bool = False) -> ReusePolicy:
+    """The policy of a session that was given none: exact, unless its ``mode`` or ``reuse`` asks for more.
+
+    What "amortize" keeps remembers all that has left, however much that is. Content that came before is
+    served down to survivors; a patch of other antecedents, or none, only where a policy says so.
+    """
+    if mode == "forget" or (mode == "auto" and not reuse):
+        return ReusePolicy.exact()
+    departed = 1.0 if mode == "amortize" else ReusePolicy.max_departed
+    return ReusePolicy(minimum="survivor" if reuse else ReusePolicy.minimum, max_departed=departed)
+
+
+def mode_of(on_leave: OnLeave) -> Applied:
+    """The mode by the name that sessions give it."""
+    return next(mode for mode in get_args(Applied) if _ON_LEAVE[mode] == on_leave)
+
+
+def laxest_treatment(mode: str, minimum: Guarantee) -> OnLeave:
+    """The least strict treatment that ``mode`` may come to under a policy's ``minimum``, at any cost."""
+    if minimum == "exact":
+        return "exact"
+    return _ON_LEAVE[mode] if mode != "auto" else "keep" if at_least("survivor", minimum) else "repair"
+
+
+OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
+"""Guarantees of KV that was conditioned on nothing outside of its prompt."""
+
+
+def first_that_knows_more(slots: Sequence[Slot | EngineSlot]) -> int:
+    """Index of the first slot whose KV may be conditioned on content outside of the window."""
+    indices = (i for i, slot in enumerate(slots) if slot.guarantee not in OF_THE_PROMPT)
+    return next(indices, len(slots))
+
+
+def worth_to_others(window: KameraWindow | EngineWindow) -> Guarantee:
+    """The weakest guarantee of a window as other conversations see it."""
+    return weakest({slot.guarantee for slot in window.slots})
+
+
+def choices(modes: Sequence[str], minimum: Guarantee, keeps_apart: bool = False) -> tuple[OnLeave, ...]:
+    """The treatments from which an edit under ``modes`` and a policy's ``minimum`` chooses.
+
+    The strictest of several holds for all, since segments behind one edit are also behind the earlier ones.
+    ``keeps_apart``: auto does not choose "exact", which prefills segments joined, so that none of them
+    is found again elsewhere.
+    """
+    if minimum == "exact":
+        return ("exact",)
+    least = max((_STRICTNESS.index(_ON_LEAVE[mode]) for mode in modes if mode != "auto"), default=0)
+    most = _STRICTNESS.index("repair" if keeps_apart else "exact") if "auto" in modes else least
+    return _STRICTNESS[least : max(least, most) + 1]
+
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
@@ -179,3 +300,94 @@ def runs_in_prompt(old_layout: Layout, prompt: Rendered) -> dict[int, tuple[int,
         if at is not None and _count_equal(old_layout, prompt, run, at) == run[1] - run[0]:
             slots_and_ends[at] = (slot, at + run[1] - run[0])
     return slots_and_ends
+
+
+SessionWindow = KameraWindow | EngineWindow
+"""A session's window: of its own, or over an engine."""
+
+KEPT = 256 << 20
+"""Bytes of windows that were edited away, of one tenant."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """A ``window``, and the ``layout`` of its prompt; None without one.
+
+    Behind the window's chunks its live KV has ``spoken``: the prompt's last tokens and an answer's,
+    int64 ``[tokens]``; None if it does not.
+    """
+
+    layout: Layout | None = None
+    window: SessionWindow | None = None
+    spoken: torch.Tensor | None = None
+
+    def shares(self, prompt: Rendered) -> int:
+        """Tokens that ``prompt`` begins with, in KV that knows nothing else; 0 of another system prompt."""
+        layout, window = self.layout, self.window
+        if layout is None or window is None or anchor_ids(layout.prompt) != anchor_ids(prompt):
+            return 0
+        clean = first_that_knows_more(window.slots)
+        is_clean = clean == len(layout.runs)
+        end = end_of(layout if is_clean else Layout(layout.prompt, layout.runs[:clean]))
+        tokens = min(prefix_tokens(layout, prompt), end)
+        if tokens == end and is_clean and self.spoken is not None:
+            starts = (s.start for s in prompt.segments if s.media is not None and s.start >= end)
+            coming = prompt.ids[end : next(starts, prompt.num_tokens)]
+            tokens += common_prefix(self.spoken.tolist(), coming.tolist())
+        return tokens
+
+    def prefix_misses(self, prompt: Rendered) -> int:
+        """Tokens of ``prompt`` that a prefix cache would run which has this prompt and its answer."""
+        if self.layout is None:
+            return prompt.num_tokens
+        old = self.layout.prompt
+        held = old.ids if self.spoken is None else torch.cat([old.ids[: question_start(old)], self.spoken])
+        same = min(len(held), prompt.num_tokens - 1)  # the last one is run for its logits
+        same = int((held[:same] == prompt.ids[:same]).long().cumprod(0).sum())
+        media = {s.start: s.id for s in old.segments if s.media is not None}
+        for segment in prompt.segments:  # pictures have equal tokens
+            if segment.media is not None and media.get(segment.start) != segment.id:
+                same = min(same, segment.start)
+        return prompt.num_tokens - same
+
+
+class Trail:
+    """The stretches of one tenant's sessions, and up to ``limit`` bytes of those edited away. Thread-safe."""
+
+    def __init__(self, limit: int = KEPT) -> None:
+        self._limit = limit
+        self._lock = forks.Lock()
+        self._known: weakref.WeakSet[Stretch] = weakref.WeakSet()
+        self._left: OrderedDict[Stretch, int] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that were edited away."""
+        with self._lock:
+            return sum(self._left.values())
+
+    def add(self, stretch: Stretch) -> None:
+        """Know a stretch as long as somebody has it."""
+        if stretch.window is not None:
+            with self._lock:
+                self._known.add(stretch)
+
+    def keep(self, stretch: Stretch, nbytes: int) -> None:
+        """Keep a stretch of ``nbytes`` that nobody has any more; the oldest make room for it."""
+        with self._lock:
+            self._left[stretch] = nbytes
+            while sum(self._left.values()) > self._limit:
+                self._left.popitem(last=False)
+
+    def best(self, prompt: Rendered, but: Stretch) -> tuple[Stretch | None, int]:
+        """The stretch that has the most of a prompt's beginning, ``but`` that one, and how many tokens."""
+        with self._lock:
+            stretches = [s for s in (*self._known, *self._left) if s.window is not but.window]
+        best, most = None, 0
+        for stretch in stretches:
+            if (tokens := stretch.shares(prompt)) > most:
+                best, most = stretch, tokens
+        with self._lock:
+            if best is not None and best in self._left:
+                self._left.move_to_end(best)
+        return best, most

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,28 +20,156 @@ from kamera.content import Message, Rendered, own_messages, shown_message
 from kamera.edits import Directive, EditPolicy
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
+from kamera.ops import digest
 from kamera.patches import later_of
-from kamera.sessions.anchors import SYSTEM_PROMPTS, Anchors, check_count, conversations_of
-from kamera.sessions.branches import Branches
+from kamera.sessions.anchors import SYSTEM_PROMPTS, Anchors, Branches, check_count, conversations_of
 from kamera.sessions.chat import ChatSession, open_session
-from kamera.sessions.clocks import Clocks
 from kamera.sessions.engine_turns import anchors_over
 from kamera.sessions.grammar import Grammar
-from kamera.sessions.layout import system_ids
-from kamera.sessions.match import Entries, Entry, Match, best_match, candidates, evict_sessions
-from kamera.sessions.metrics import PoolMetrics, turn_counts, turn_line
-from kamera.sessions.modes import Manner, SessionMode, default_policy
-from kamera.sessions.owners import Incoming, Stores, Tails, tails_of, tenant_of
-from kamera.sessions.sampling import refuse_own_options
+from kamera.sessions.layout import KEPT, Manner, SessionMode, default_policy, system_ids
 from kamera.sessions.saved import SavedSessions, check_saving
-from kamera.sessions.stream import Stream
-from kamera.sessions.telling import Telling, Traces, as_session
-from kamera.sessions.trail import KEPT
-from kamera.sessions.turn import Turn, TurnReport
+from kamera.sessions.stream import Stream, Turn, TurnReport, refuse_own_options
+from kamera.sessions.table import (
+    Entries,
+    Entry,
+    Incoming,
+    Match,
+    Stores,
+    Tails,
+    best_match,
+    candidates,
+    evict_sessions,
+    tails_of,
+    tenant_of,
+)
 from kamera.store import ChunkStore, check_store, parse_size
 from kamera.trust import ReusePolicy, check_policy
+from kamera.window import Event, Listener, Trace
 
 logger = logging.getLogger("kamera.sessions")
+
+_MOST = 256
+_CHANGES = 3
+"""Prompts that differ in numbers alone, from which on they are told of."""
+
+
+class Clocks:
+    """Warns once of each system prompt that comes again and again with other numbers."""
+
+    def __init__(self) -> None:
+        self._forms: OrderedDict[str, set[str]] = OrderedDict()
+
+    def note_system_prompt(self, tenant: str, messages: Sequence[Message]) -> None:
+        """Note the system prompt of a request."""
+        first = messages[0].get("content") if messages and messages[0].get("role") == "system" else None
+        if not isinstance(first, str) or not (numbers := re.findall(r"\d+", first)):
+            return
+        number_digests = self._forms.setdefault(digest(tenant, re.sub(r"\d+", "0", first)), set())
+        if len(number_digests) < _CHANGES:
+            number_digests.add(digest(*numbers))
+            if len(number_digests) == _CHANGES:
+                logger.warning(
+                    "the system prompt changes in its numbers alone from request to request (%s): all behind "
+                    "it is prefilled each time; put a clock or counter into the last message",
+                    quote(first[-60:]),
+                )
+        while len(self._forms) > _MOST:
+            self._forms.popitem(last=False)
+
+
+Traces = str | os.PathLike[str] | Callable[[str], Listener]
+"""A file for all tenants, or a function from a tenant to the listener of its windows."""
+
+_SESSION: ContextVar[str] = ContextVar("session", default="")
+
+
+class Telling:
+    """A listener of a tenant's windows. It passes on what they do in a turn of a session, under its id."""
+
+    def __init__(self, traces: Traces, tenant: str) -> None:
+        self._to = traces(tenant) if callable(traces) else Trace(traces)
+        self._prefix = f"{tenant}: " if tenant and not callable(traces) else ""
+
+    def __call__(self, event: Event) -> None:
+        if session := _SESSION.get():  # else it is later work, which no turn may ever show
+            self._to(replace(event, session=self._prefix + session))
+
+
+@contextmanager
+def as_session(session: str) -> Iterator[None]:
+    """Context of a turn of a session, in this thread."""
+    token = _SESSION.set(session)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
+
+
+@dataclass(frozen=True)
+class PoolMetrics:
+    """Counts of a pool's requests since its construction.
+
+    ``by_id``, ``by_owner``, ``by_prefix``, ``by_edit``: the session was named, is that of the conversation
+    that goes on, held a prefix of the prompt, or was the cheapest to edit. ``opened``: a new session.
+    ``resumed``: a saved session was read first. ``forked``: a matched session was busy, so a fork answered.
+    ``too_little``: a session shared fewer than ``min_tokens``.
+    ``tainted``: a session was skipped because its KV is conditioned on content outside its prompt.
+    ``unknown``: the id did not exist. ``failed``: nothing was published. ``uncached``: the plain model
+    answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``evicted_count``,
+    ``evicted_bytes``: sessions evicted from memory by either limit. ``evicted_saved``: saved sessions removed
+    by theirs. ``anchors``: system prompts prefilled. ``dropped``: pieces of the backbone's later work that
+    were dropped over its bytes. ``anticipated``: turns that began with what was prepared for them;
+    ``misjudged``: turns for which something else was prepared.
+    """
+
+    requests: int = 0
+    by_id: int = 0
+    by_owner: int = 0
+    by_prefix: int = 0
+    by_edit: int = 0
+    opened: int = 0
+    resumed: int = 0
+    forked: int = 0
+    too_little: int = 0
+    tainted: int = 0
+    unknown: int = 0
+    failed: int = 0
+    uncached: int = 0
+    saved: int = 0
+    unsaved: int = 0
+    evicted_count: int = 0
+    evicted_bytes: int = 0
+    evicted_saved: int = 0
+    anchors: int = 0
+    dropped: int = 0
+    anticipated: int = 0
+    misjudged: int = 0
+
+
+def turn_counts(report: TurnReport) -> dict[str, int]:
+    """What an answered turn adds to the counts."""
+    return {
+        "uncached": report.uncached is not None,
+        "anticipated": bool(report.anticipated),
+        "misjudged": report.anticipated == 0,
+    }
+
+
+def turn_line(name: str, how: str, turn: Turn) -> str:
+    """A line of a log: how the session ``name`` was matched, and what of the prompt was at hand, and why not.
+
+    No content is in it.
+    """
+    report, (prompt, cached, _) = turn.report, turn.usage
+    found, missed = Counter[str](), Counter[str]()
+    for one in report.admissions:
+        if one.tier == "none":
+            missed[one.reason.partition(";")[0]] += one.tokens - one.head
+        else:
+            found[one.tier] += one.tokens
+    served = [f"{tokens} {tier}" for tier, tokens in found.most_common()] or [report.guarantee]
+    line = f"session {name} {how}: {cached} of {prompt} tokens at hand ({', '.join(served)})"
+    return line + "".join(f"; {tokens} prefilled: {reason}" for reason, tokens in missed.most_common())
 
 
 class SessionPool:

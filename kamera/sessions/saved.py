@@ -24,13 +24,22 @@ from kamera.edits import name_of
 from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreError, quote
 from kamera.files import user_path
 from kamera.ops import digest
-from kamera.sessions.anchors import Anchors
-from kamera.sessions.branches import PastTurn, Turns
+from kamera.sessions.anchors import Anchors, PastTurn, Turns
 from kamera.sessions.chat import ChatSession, open_session
-from kamera.sessions.document import SESSION, Document, SavedTurn, lock_folder, read_document
-from kamera.sessions.match import Candidate
-from kamera.sessions.modes import Manner, laxest_treatment
-from kamera.sessions.persist import load_session, load_turn, load_turns, save_session, save_turn
+from kamera.sessions.layout import Manner, laxest_treatment
+from kamera.sessions.save import (
+    SESSION,
+    Document,
+    SavedTurn,
+    load_session,
+    load_turn,
+    load_turns,
+    lock_folder,
+    read_document,
+    save_session,
+    save_turn,
+)
+from kamera.sessions.table import Candidate
 
 _log = logging.getLogger(__name__)
 

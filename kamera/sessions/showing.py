@@ -23,26 +23,27 @@ from kamera.errors import (
     WindowFull,
 )
 from kamera.reuse import Admission, Recut, admissions_after_run, admissions_of, discovery_of, recut
-from kamera.sessions.anchors import Anchors
-from kamera.sessions.branches import History
+from kamera.sessions.anchors import Anchors, History
 from kamera.sessions.engine_turns import EngineAnchors, engine_messages, show_by_engine
 from kamera.sessions.layout import (
     Layout,
+    Manner,
+    SessionWindow,
+    Stretch,
     anchor_ids,
     anchor_tokens,
+    choices,
     count_anchor_segments,
     cut_at,
     cuts,
     keep_head,
     last_answer_ids,
+    mode_of,
     prefix_tokens,
     question_ids,
 )
-from kamera.sessions.modes import Manner, choices, mode_of
 from kamera.sessions.ordering import Choice, Orders, cheapest
-from kamera.sessions.sampling import Options
-from kamera.sessions.trail import SessionWindow, Stretch
-from kamera.sessions.turn import TurnReport, turn_report
+from kamera.sessions.stream import Options, TurnReport, turn_report
 from kamera.window import Dialogue, EngineWindow, KameraWindow, cut_text, policy_in_force, respond
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kamera import KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine, answering
-from kamera.sessions.sampling import Seeded
+from kamera.sessions.stream import Seeded
 from kamera.window import former_of
 from tests.models import tiny
 from tests.models.hooks import hooked

@@ -10,7 +10,7 @@ from kamera import ChatSession, ChunkStore
 from kamera.content import common_prefix
 from kamera.errors import UnknownSession, UnknownTurn
 from kamera.sessions import SessionPool
-from kamera.sessions.modes import OF_THE_PROMPT
+from kamera.sessions.layout import OF_THE_PROMPT
 from tests.content.templates import picture
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, seeing, session, speaking

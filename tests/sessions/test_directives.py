@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kamera.edits import Directive
 from kamera.errors import InvalidDirective
-from kamera.sessions.modes import worth_to_others
+from kamera.sessions.layout import worth_to_others
 from tests.content.templates import AGENT, TOOLS, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking

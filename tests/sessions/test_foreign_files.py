@@ -10,7 +10,7 @@ import pytest
 from kamera import ChunkStore
 from kamera.errors import CorruptChunk, IncompatibleChunk
 from kamera.sessions import ChatSession
-from kamera.sessions.document import SESSION
+from kamera.sessions.save import SESSION
 from kamera.window import former_of
 from tests.content.templates import screens
 from tests.engines.compare import relative

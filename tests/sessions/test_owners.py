@@ -8,7 +8,7 @@ import pytest
 
 from kamera import ChunkStore
 from kamera.sessions import CallForm, SessionPool
-from kamera.sessions.owners import tails_of
+from kamera.sessions.table import tails_of
 from kamera.trust import at_least, weakest
 from tests.content.templates import picture
 from tests.sessions.rig import FULL, seeing, speaking

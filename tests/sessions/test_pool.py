@@ -14,8 +14,7 @@ from kamera.content import Conversations
 from kamera.edits import policies
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
-from kamera.sessions.match import best_match, candidate
-from kamera.sessions.owners import Incoming
+from kamera.sessions.table import Incoming, best_match, candidate
 from kamera.trust import GUARANTEES
 from tests.content.templates import LONG_TALK, TALK, picture, screens
 from tests.engines.compare import relative

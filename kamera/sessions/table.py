@@ -1,18 +1,40 @@
-"""The sessions of a pool in memory, and the choice of the cheapest for a prompt."""
+"""The sessions of a pool in memory: whose conversation a prompt is of, and which is the cheapest for it.
+
+A conversation is known by its id, by its last answers where no other of the pool ever got the same, or by
+what its window holds. A session under ``amortize`` knows what its conversation dropped, so only that
+conversation may go on from it: without an id it is known by its tails (tenant, tools, its client's hint,
+system prompt, first words, and last answers, with their number and without). A tail that was given twice is
+nobody's.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
-from kamera.content import Rendered, common_prefix
+from kamera.content import Message, Rendered, common_prefix, text_of
 from kamera.edits import difference
+from kamera.errors import KameraError, WindowFull, quote
+from kamera.forks import lazy
+from kamera.ops import digest
+from kamera.sessions.anchors import Anchors, whole_history
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.layout import Layout, count_anchor_segments, system_ids
-from kamera.sessions.modes import OF_THE_PROMPT, laxest_treatment, worth_to_others
+from kamera.sessions.grammar import CallForm
+from kamera.sessions.layout import (
+    OF_THE_PROMPT,
+    Layout,
+    Manner,
+    count_anchor_segments,
+    laxest_treatment,
+    system_ids,
+    worth_to_others,
+)
+from kamera.store import ChunkStore
 from kamera.trust import Guarantee, OnLeave
 from kamera.window import GLUE, policy_in_force
 
@@ -24,7 +46,7 @@ class Candidate:
     """What a choice needs of a session, in memory or saved.
 
     ``guarantee`` is the weakest in its window; ``on_leave`` the least strict treatment that an edit of it may
-    come to; ``tails`` those of its history that are its own (`kamera.sessions.owners`).
+    come to; ``tails`` those of its history that are its own (`kamera.sessions.table`).
     """
 
     layout: Layout
@@ -66,7 +88,7 @@ def best_match(
     equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
     an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
     edited in a mode that would leave such KV. A new session may still begin with
-    what another has of its prompt (`kamera.sessions.trail`).
+    what another has of its prompt (`kamera.sessions.layout`).
     """
     least, tainted = max(min_tokens, 1), 0
     best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved_tokens=-1))
@@ -168,3 +190,130 @@ def evict_sessions(entries: Entries, most: int, most_bytes: int | None) -> Count
         counts[key[0], "evicted_count" if too_many else "evicted_bytes"] += 1
         size -= entries.pop(key).bytes
     return counts
+
+
+Stores = ChunkStore | Callable[[str], ChunkStore]
+"""One tenant's store, or a function from a tenant to its store."""
+
+ANSWERS = 3
+"""Last answers in a tail: some agents say one thing again and again."""
+
+_MARKS = 1 << 23  # bits, in one megabyte
+
+
+def tenant_of(stores: Stores, tenant: str | None) -> str:
+    """Tenant of a request. Raises `ValueError` for another tenant than that of the one store."""
+    if not isinstance(stores, ChunkStore):
+        return tenant or ""
+    if tenant not in (None, stores.tenant):
+        raise ValueError(
+            f"tenant {quote(tenant)} in a pool whose store is of {stores.tenant!r}: give the pool a "
+            "function from a tenant to its store"
+        )
+    return stores.tenant
+
+
+def tails_of(
+    owner: Sequence[str],
+    anchor: Sequence[str],
+    messages: Sequence[Message],
+    calls: CallForm,
+    tools: Sequence[Any] | None = None,
+) -> frozenset[str]:
+    """The tails of a history; none of one without an answer.
+
+    ``anchor`` are ids of its system prompt, ``calls`` is the form of those in answers.
+    """
+    answers = [_text(m, calls, tools) for m in messages if m.get("role") == "assistant"]
+    if not answers:
+        return frozenset()
+    first = next((text_of(m) for m in messages if m.get("role") == "user"), "")
+    parts = ("kamera.tail.v1", *owner, "", *anchor, "", first, *answers[-ANSWERS:])
+    return frozenset((digest(*parts), digest(*parts, "", str(len(answers)))))
+
+
+@dataclass(frozen=True, eq=False)
+class Incoming:
+    """``messages`` of a tenant, for a session of its own choice, behind a turn, or found by content."""
+
+    anchors: Anchors
+    manner: Manner
+    messages: str | Message | Sequence[Message]
+    session_id: str | None = None
+    after: str | None = None
+    hint: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose request it is."""
+        return self.anchors.store.tenant
+
+    @lazy
+    def full_history(self) -> Sequence[Message] | None:
+        """The history with the messages; None if only the session has it. Raises UnknownTurn, ValueError."""
+        if self.after is not None:
+            return whole_history(self.anchors.branches.history(self.after), self.messages, branches=True)
+        return None if isinstance(self.messages, str | Mapping) else self.messages
+
+    @lazy
+    def prompt(self) -> Rendered | None:
+        """The prompt of the history; None if it cannot be cut, an error that its session raises.
+
+        Raises WindowFull for one that no session could hold.
+        """
+        if self.full_history is None:
+            return None
+        try:
+            shaped_history = self.manner.apply_policy(self.full_history, 0)
+            return self.manner.render(self.anchors.conversations, shaped_history)
+        except WindowFull:
+            if self.manner.uncached or self.manner.edit_policy is not None:
+                return None
+            raise
+        except (KameraError, ValueError):
+            return None
+
+    @lazy
+    def tails(self) -> frozenset[str]:
+        """The tails of the history (`kamera.sessions.table`)."""
+        if self.full_history is None or self.prompt is None:
+            return frozenset()
+        owner = (self.tenant, self.manner.kind, self.hint)
+        return tails_of(
+            owner, system_ids(self.prompt), self.full_history, self.anchors.calls, self.manner.tools
+        )
+
+
+class Tails:
+    """Marks of the tails of all answers of a pool. Some tails share theirs, and count as given before."""
+
+    def __init__(self) -> None:
+        self._marks = bytearray(_MARKS // 8)
+
+    def give(self, tails: Collection[str]) -> frozenset[str]:
+        """Note an answer's tails; those of them that no answer had before."""
+        new = frozenset(tail for tail in tails if not all(map(self._is_marked, _places(tail))))
+        for at in chain.from_iterable(map(_places, new)):
+            self._marks[at // 8] |= 1 << at % 8
+        return new
+
+    def _is_marked(self, at: int) -> bool:
+        return bool(self._marks[at // 8] >> at % 8 & 1)
+
+
+def _places(tail: str) -> list[int]:
+    return [int(tail[8 * i : 8 * i + 8], 16) % _MARKS for i in range(4)]
+
+
+def _text(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
+    """An answer, whether its calls are text or apart, and their arguments a text or not."""
+    text, calls = form.parse(text_of(message), tools)
+    functions = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]
+    return f"{text.strip()}\0{json.dumps(functions, sort_keys=True, default=str)}"
+
+
+def _plain(function: Any) -> Any:
+    try:
+        return {**function, "arguments": json.loads(function["arguments"])}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return function
