@@ -1,14 +1,13 @@
 """Pictures, messages and text become chunks and segments of the model's own chat template; no forward."""
 
-from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, text_borders
+from kamera.content.borders import EXPONENT, LONGEST, SHORTEST, common_prefix, text_borders
 from kamera.content.build import ChunkBuilder, Content, Spoken
 from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
-from kamera.content.conversation import Conversations
-from kamera.content.exclusive import exclusive_of
-from kamera.content.fields import Fields, json_object
+from kamera.content.conversation import Conversations, LandmarkReader, Landmarks
 from kamera.content.forms import (
     MOST_LIKELY,
     REASONING,
+    Fields,
     Format,
     anthropic_format,
     anthropic_messages,
@@ -21,6 +20,7 @@ from kamera.content.forms import (
     content_of,
     fits,
     hint_of,
+    json_object,
     logprob_items,
     response_format,
     response_items,
@@ -30,13 +30,10 @@ from kamera.content.forms import (
 from kamera.content.gear import Bits, Ids, Places, candidates, gear, hash_window
 from kamera.content.image_only import load_image_only
 from kamera.content.items import as_messages, kind_of, media_item, text_of, texts_of
-from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.limits import MediaLimits
-from kamera.content.media import Medium, load_image
-from kamera.content.media_tokens import ProcessedMedia
-from kamera.content.naming import names_media
-from kamera.content.owned import own_messages, shown_message
-from kamera.content.prefix import common_prefix
+from kamera.content.media import Medium, load_image, names_media
+from kamera.content.media_tokens import ProcessedMedia, own_messages, shown_message
+from kamera.content.plain import exclusive_of
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind
 from kamera.content.template import (
     Message,

@@ -1,4 +1,4 @@
-"""Borders of segments: turns, and content-defined cuts of long text."""
+"""Where two sequences part, and where segments begin: at turns, and at content-defined cuts of long text."""
 
 from __future__ import annotations
 
@@ -38,3 +38,9 @@ def text_borders(
             break
         cuts.append(start)
     return cuts
+
+
+def common_prefix(one: Sequence[int | str], other: Sequence[int | str]) -> int:
+    """Number of equal leading entries: token ids, or names of chunks."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

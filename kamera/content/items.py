@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kamera.content.media import SOURCES, bytes_of
-from kamera.content.naming import find_media, kind_of_file, moves
-from kamera.content.sizing import SIZES
+from kamera.content.limits import SIZES
+from kamera.content.media import SOURCES, bytes_of, find_media, kind_of_file, moves
 from kamera.content.video import SAMPLING, Clip
 from kamera.errors import ModalityNotSupported, RoleNotSupported, UnreadableMedia, quote
 

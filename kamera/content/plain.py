@@ -10,16 +10,30 @@ from __future__ import annotations
 
 import copy
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from kamera import forks
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.content.exclusive import exclusive_of
 from kamera.errors import UnsafeText, quote
 from kamera.forks import lazy
+
+_making = forks.Lock()
+_locks: weakref.WeakKeyDictionary[Any, forks.Lock] = weakref.WeakKeyDictionary()
+
+
+def exclusive_of(thing: Any) -> forks.Lock:
+    """The lock of a model or a processor, shared by all of its backbones."""
+    with _making:
+        try:
+            return _locks.setdefault(thing, forks.Lock())
+        except TypeError:  # neither hashable nor weakly referable: its lock cannot be shared
+            return forks.Lock()
+
 
 Offsets = list[tuple[int, int]]
 """Characters ``[start, stop)`` of each token."""

@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
+from kamera.content.borders import common_prefix
 from kamera.content.media_tokens import ProcessedMedia
-from kamera.content.prefix import common_prefix
 from kamera.forks import lazy
 from kamera.ops import digest
 

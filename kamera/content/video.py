@@ -19,10 +19,27 @@ import numpy as np
 import torch
 from PIL import Image, ImageSequence
 
-from kamera.content.limits import DEFAULT_LIMITS, MediaLimits
-from kamera.content.media import DAMAGE, Medium, bytes_of, check_options, load_image, local_path, source_of
-from kamera.content.naming import moves, read_data_url
-from kamera.content.sizing import CELL, SIZES, budget_of, cell_of, size_of, sizes_of
+from kamera.content.limits import (
+    CELL,
+    DEFAULT_LIMITS,
+    SIZES,
+    MediaLimits,
+    budget_of,
+    cell_of,
+    size_of,
+    sizes_of,
+)
+from kamera.content.media import (
+    DAMAGE,
+    Medium,
+    bytes_of,
+    check_options,
+    load_image,
+    local_path,
+    moves,
+    read_data_url,
+    source_of,
+)
 from kamera.errors import UnreadableMedia, first_line, quote
 
 SAMPLING = ("fps", "nframes", "num_frames", "max_frames", "video_start", "video_end")

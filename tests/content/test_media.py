@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from kamera.content import Conversations, MediaLimits, load_image, read_video
-from kamera.content.sizing import fit
+from kamera.content.limits import fit
 from kamera.content.video import load_clip
 from kamera.engines.hf import HfEngine
 from kamera.errors import UnreadableMedia

@@ -14,8 +14,8 @@ from PIL import Image
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, read_video
 from kamera.content import Clip, Conversations
+from kamera.content.limits import pixel_bounds, size_of
 from kamera.content.media import load_image
-from kamera.content.sizing import pixel_bounds, size_of
 from kamera.engines.hf import HfEngine
 from kamera.window import former_of, sequence_of
 from tests.models import processors
