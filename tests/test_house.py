@@ -23,7 +23,7 @@ MOST_BYTES = 5_000_000
 MOST_CLASSES = 563
 """Classes of the product. It only shrinks; the goal is 300."""
 
-MOST_FILES = {"append": 50, "slide": 44, "recall": 45, "generate": 31, "second send": 84}
+MOST_FILES = {"append": 41, "slide": 36, "recall": 37, "generate": 24, "second send": 65}
 """Files of the product that an operation enters. They only shrink; the goals are 25, 15, 25, 25 and 40."""
 
 
