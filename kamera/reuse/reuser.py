@@ -28,7 +28,6 @@ from kamera.window import (
     Plan,
     Report,
     former_of,
-    policy_in_force,
     sequence_of,
 )
 
@@ -189,7 +188,7 @@ class Reuser:
         order = (*window.slots[:equal_count], *pieces.chunks[equal_count:])
         peers = self._texts.texts_with_head(pieces.chunks)
         self._texts.add(pieces.chunks)
-        recurring = pieces.hit_ids if policy_in_force(window).moves else ()
+        recurring = pieces.hit_ids if window.policy.moves else ()
         plan = window.plan(Arrange(order, "repair", peers, archive=False, recurring=recurring))
         return ReusePlan(self, window, plan, prefix, pieces)
 

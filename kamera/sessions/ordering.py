@@ -20,7 +20,6 @@ from kamera.window import (
     KameraWindow,
     Plan,
     Slot,
-    policy_in_force,
 )
 
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
@@ -193,7 +192,7 @@ def cheapest(
         if len(treatments) == 1 or order.items[: len(orders.slots)] == [*orders.slots]:
             return Choice(on_leave, order, plan)
         worth = weakest(plan.after.guarantees)
-        if on_leave == "exact" or at_least(worth, policy_in_force(window).minimum):
+        if on_leave == "exact" or at_least(worth, window.policy.minimum):
             cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
             costed_choices.append((cost, Choice(on_leave, order, plan)))
     if not costed_choices:

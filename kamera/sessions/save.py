@@ -40,7 +40,7 @@ from kamera.sessions.layout import Layout, Manner, SessionMode, tools_digest, wo
 from kamera.sessions.showing import State
 from kamera.store import ChunkStore, Folder, signature
 from kamera.trust import Guarantee, ReusePolicy
-from kamera.window import KameraWindow, Saved, SealedFile, policy_in_force, refuse_malformed
+from kamera.window import KameraWindow, Saved, SealedFile, refuse_malformed
 
 MEDIA = "media"
 """The folder of its pictures."""
@@ -231,7 +231,7 @@ def save_session(
     window, saved_window = state.window, None
     if window is not None and state.layout is not None:
         folder = f"window-{secrets.token_hex(8)}"
-        minimum = policy_in_force(window).minimum
+        minimum = window.policy.minimum
         saved_window = SavedWindow(folder, "", worth_to_others(window), minimum, state.layout)
     document = Document(
         id=name,

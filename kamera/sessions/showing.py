@@ -44,7 +44,7 @@ from kamera.sessions.layout import (
 )
 from kamera.sessions.ordering import Choice, Orders, cheapest
 from kamera.sessions.stream import Options, TurnReport, turn_report
-from kamera.window import Dialogue, EngineWindow, KameraWindow, cut_text, policy_in_force, respond
+from kamera.window import Dialogue, EngineWindow, KameraWindow, cut_text, respond
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +271,7 @@ def choose_treatment(
     With what of it came before, if that was looked for. The window's texts are cut where the prompt changes
     their inside. Raises WindowFull and PolicyRefused.
     """
-    policy = policy_in_force(window)
+    policy = window.policy
     recut_prompt = _cut_anew(anchors, prompt, layout) if reuse and policy.moves else None
     prompt = prompt if recut_prompt is None else recut_prompt.rendered
     if layout is not None:
@@ -285,7 +285,7 @@ def choose_treatment(
 
 def stands_apart(window: KameraWindow, reuse: bool) -> bool:
     """Whether each segment is a chunk of its own, since others look for it or its patches are formed."""
-    return reuse or policy_in_force(window).forms == "always"
+    return reuse or window.policy.forms == "always"
 
 
 def _cut_anew(anchors: Anchors, prompt: Rendered, old_layout: Layout | None) -> Recut:
@@ -306,7 +306,7 @@ def _cut_to(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     Not of a window that serves no survivors: there the part behind the change is prefilled anyway, and the
     one before it is the head of a new text.
     """
-    if not policy_in_force(window).keeps("survivor"):
+    if not window.policy.keeps("survivor"):
         return layout
     for slot, at in reversed(cuts(layout, prompt).items()):
         if len(cut_text(window, slot, at)) > 1:

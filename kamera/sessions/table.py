@@ -36,7 +36,7 @@ from kamera.sessions.layout import (
 )
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, OnLeave
-from kamera.window import GLUE, policy_in_force
+from kamera.window import GLUE
 
 _saved_tokens = attrgetter("saved_tokens")
 
@@ -72,7 +72,7 @@ def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Cand
     layout, window = state.layout, state.window
     if layout is None or window is None:
         return None
-    policy = policy_in_force(window)
+    policy = window.policy
     on_leave = laxest_treatment(session.manner.mode, policy.minimum)
     return Candidate(layout, worth_to_others(window), on_leave, tails)
 

@@ -41,7 +41,7 @@ from kamera.store import ChunkStore, Hit, check_store, memory_of
 from kamera.trust import ArchiveRule, OnLeave, ReusePolicy, policy_of, weakest
 from kamera.window import requests
 from kamera.window.background import Departure, count_leaving, depart, queue_audits, slots_to_audit
-from kamera.window.engine import EngineWindow, recipe_of, store_state
+from kamera.window.engine import recipe_of, store_state
 from kamera.window.events import Event, Listener, Trace, notify_listeners, outcomes, thumbnails
 from kamera.window.plan import Cost, Placing, Plan, Price, cheapest_order, check_placing, fitting
 from kamera.window.requests import (
@@ -391,6 +391,11 @@ class KameraWindow:
             anchor, size = self._former.anchor.length, self._backbone.facts.bytes_per_token
             self._slots = (state, state.slots(anchor, size))
         return self._slots[1]
+
+    @property
+    def policy(self) -> ReusePolicy:
+        """What it serves, and what it does where it may not serve what is stored."""
+        return self._policy
 
     def usage(self) -> Usage:
         """The model work of this window since its construction, now and later; a fork counts its own.
@@ -828,11 +833,6 @@ def sequence_of(window: KameraWindow) -> TokenSequence:
 def former_of(window: KameraWindow) -> Former:
     """The `Former` of a window: its ``backbone``, its ``store``, its ``anchor`` (the system prompt), …."""
     return window._former
-
-
-def policy_in_force(window: KameraWindow | EngineWindow) -> ReusePolicy:
-    """The policy of a window."""
-    return window._policy if isinstance(window, KameraWindow) else window.policy
 
 
 @one_at_a_time

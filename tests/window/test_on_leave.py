@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.window import former_of, policy_in_force, requests
+from kamera.window import former_of, requests
 from tests.window.rig import FULL_RANK, guarantees, is_a_reprefill, make, rig, watching
 
 REPAIR = ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill", forms="always")
@@ -92,9 +92,9 @@ def test_the_argument_goes_before_the_policy_and_is_saved(tmp_path):
     backbone, chunks = rig("qwen2_5_vl", 2)
     store, policy = ChunkStore.open("memory://"), replace(REPAIR, on_leave="keep")
     window = make(backbone, store, *chunks, policy=policy, on_leave="repair")
-    assert policy_in_force(window) == replace(REPAIR)
+    assert window.policy == replace(REPAIR)
     window.save(tmp_path / "w")
     again = KameraWindow.load(tmp_path / "w", backbone, store)
-    assert policy_in_force(again).on_leave == "repair"
+    assert again.policy.on_leave == "repair"
     with pytest.raises(ValueError, match="on_leave 'never' is none of keep, repair, exact"):
         make(backbone, on_leave="never")
