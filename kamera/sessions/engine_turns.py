@@ -29,7 +29,7 @@ from kamera.sessions.ordering import Orders
 from kamera.sessions.stream import Options, Stream, TurnReport, generate_options
 from kamera.store import ChunkStore
 from kamera.trust import Guarantee, weakest
-from kamera.window import ANSWER, Dialogue, EngineSlot, EngineWindow
+from kamera.window import ANSWER, Dialogue, EngineWindow, Slot
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def _watch(pieces: Iterator[EngineCompletion], stream: Stream) -> Iterator[Engin
 
 
 def _report(
-    old_slots: Sequence[EngineSlot],
+    old_slots: Sequence[Slot],
     window: EngineWindow,
     prompt: Rendered,
     reply: EngineCompletion | None,

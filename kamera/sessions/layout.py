@@ -27,7 +27,7 @@ from kamera.errors import quote
 from kamera.forks import lazy
 from kamera.ops import digest
 from kamera.trust import Guarantee, OnLeave, ReusePolicy, at_least, weakest
-from kamera.window import EngineSlot, EngineWindow, KameraWindow, Slot, cut_text, keep_first
+from kamera.window import EngineWindow, KameraWindow, Slot, cut_text, keep_first
 
 SessionMode = Mode
 """The same for all edits of a conversation (docs/sessions.md)."""
@@ -109,7 +109,7 @@ OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
 """Guarantees of KV that was conditioned on nothing outside of its prompt."""
 
 
-def first_that_knows_more(slots: Sequence[Slot | EngineSlot]) -> int:
+def first_that_knows_more(slots: Sequence[Slot]) -> int:
     """Index of the first slot whose KV may be conditioned on content outside of the window."""
     indices = (i for i, slot in enumerate(slots) if slot.guarantee not in OF_THE_PROMPT)
     return next(indices, len(slots))

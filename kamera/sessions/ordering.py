@@ -16,7 +16,6 @@ from kamera.trust import GUARANTEES, OnLeave, at_least, weakest
 from kamera.window import (
     GLUE,
     Arrange,
-    EngineSlot,
     KameraWindow,
     Plan,
     Slot,
@@ -55,7 +54,7 @@ class Orders:
     anchors: Anchors
     prompt: Rendered
     old_layout: Layout | None
-    slots: Sequence[Slot | EngineSlot]
+    slots: Sequence[Slot]
     repeats: Collection[Extent] = ()
     keeps_apart: bool = False
     _chunks: dict[Run, Chunk] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The window: a deque of chunks that makes one live cache."""
 
 from kamera.engines import Recipe
-from kamera.window.engine import ANSWER, Dialogue, EngineAnswer, EngineSlot, EngineWindow
+from kamera.window.engine import ANSWER, Dialogue, EngineAnswer, EngineWindow
 from kamera.window.events import Event, Listener, Outcome, Trace, read_events, read_trace
 from kamera.window.plan import Cost, Plan, Reason
 from kamera.window.requests import (
@@ -17,7 +17,7 @@ from kamera.window.requests import (
 )
 from kamera.window.run import Report, SlotReport, Times
 from kamera.window.save import WINDOW, Saved, SealedFile, refuse_malformed
-from kamera.window.slots import GLUE, ShownSpan, Slot, WindowMemory
+from kamera.window.slots import GLUE, Slot, WindowMemory
 from kamera.window.window import (
     KameraWindow,
     answer_of,
@@ -45,7 +45,6 @@ __all__ = [
     "Dialogue",
     "Edit",
     "EngineAnswer",
-    "EngineSlot",
     "EngineWindow",
     "Event",
     "Evict",
@@ -60,7 +59,6 @@ __all__ = [
     "Report",
     "Saved",
     "SealedFile",
-    "ShownSpan",
     "Slide",
     "Slot",
     "SlotReport",

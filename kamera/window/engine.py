@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add, sub
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from PIL import Image
@@ -36,7 +36,7 @@ from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Copy, Facts, Former, Losses, canonical_of, put_owed
 from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, conditioned_record
-from kamera.trust import Guarantee, ReusePolicy, at_least, prefilled_behind
+from kamera.trust import ReusePolicy, at_least, prefilled_behind
 from kamera.window.plan import Planner, View
 from kamera.window.requests import Newcomer, Reorder
 from kamera.window.slots import (
@@ -45,6 +45,7 @@ from kamera.window.slots import (
     Resident,
     Seat,
     Seats,
+    Slot,
     Source,
     Spot,
     WindowState,
@@ -55,25 +56,6 @@ from kamera.window.slots import (
 ANSWER = 256
 """Tokens that another engine's answer may have if ``max_new_tokens`` is not given."""
 
-Origin = Literal["canonical", "stored", "survivor", "computed"]
-"""Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with
-one stored for what stood before it once; or a prefill by the engine."""
-
-
-@dataclass(frozen=True)
-class EngineSlot:
-    """A chunk's place: its first token in the sequence, its length, and the KV that the next answer gets.
-
-    ``antecedents`` are the chunks that this KV is conditioned on.
-    """
-
-    chunk_id: str
-    start: int
-    length: int
-    guarantee: Guarantee
-    antecedents: tuple[str, ...]
-    origin: Origin
-
 
 @dataclass(frozen=True)
 class EngineAnswer:
@@ -81,7 +63,7 @@ class EngineAnswer:
 
     text: str
     token_ids: tuple[int, ...]
-    slots: tuple[EngineSlot, ...]
+    slots: tuple[Slot, ...]
     supplied: int
     computed: int
 
@@ -187,7 +169,7 @@ class EngineWindow:
     # -- operations ----------------------------------------------------------------------------
     # Each returns the slots as the next answer would get them: what is stored may be more by then.
 
-    def append(self, content: Content | Chunk) -> tuple[EngineSlot, ...]:
+    def append(self, content: Content | Chunk) -> tuple[Slot, ...]:
         """A chunk at the tail; the oldest leave for it. One that is in view stays in place.
 
         Raises WindowFull for one larger than the window.
@@ -195,26 +177,26 @@ class EngineWindow:
         chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
         return self._bring(prompt_chunk(chunk, content))
 
-    def recall(self, chunk_id: str) -> tuple[EngineSlot, ...]:
+    def recall(self, chunk_id: str) -> tuple[Slot, ...]:
         """A chunk that has been in this window, as by `append`. Raises UnknownChunk for another."""
         if chunk_id not in self._chunks:
             raise UnknownChunk(f"no chunk {quote(chunk_id)} was in this window: append its content")
         return self._bring(self._chunks[chunk_id])
 
-    def slide(self, n: int = 1) -> tuple[EngineSlot, ...]:
+    def slide(self, n: int = 1) -> tuple[Slot, ...]:
         """The ``n`` oldest leave; the others move up. Raises ValueError for more than there are."""
         if not 0 <= n <= len(self._seats.seats):
             raise ValueError(f"n={quote(n)}: the window has {len(self._seats.seats)} chunks")
         return self._arrange(self._seats.seats[n:])
 
-    def evict(self, index: int) -> tuple[EngineSlot, ...]:
+    def evict(self, index: int) -> tuple[Slot, ...]:
         """The chunk at ``index`` leaves. Raises UnknownSlot for none."""
         count = len(self._seats.seats)
         if not -count <= index < count:
             raise UnknownSlot(f"no slot {quote(index)}: the window has {count} chunks")
         return self._arrange([seat for i, seat in enumerate(self._seats.seats) if i != index % count])
 
-    def reorder(self, permutation: Sequence[int]) -> tuple[EngineSlot, ...]:
+    def reorder(self, permutation: Sequence[int]) -> tuple[Slot, ...]:
         """The chunks in another order."""
         chunk_ids = self._seats.chunk_ids
         if sorted(permutation) != list(range(len(chunk_ids))):
@@ -223,10 +205,10 @@ class EngineWindow:
 
     def arrange(
         self,
-        order: Sequence[EngineSlot | Chunk],
+        order: Sequence[Slot | Chunk],
         pictures: Mapping[str, Image.Image],
         policy: ReusePolicy | None = None,
-    ) -> tuple[EngineSlot, ...]:
+    ) -> tuple[Slot, ...]:
         """Make the window hold these slots of its own and these new chunks, under ``policy`` from now on.
 
         ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. Raises WindowFull, and
@@ -235,7 +217,7 @@ class EngineWindow:
         policy = self.policy if policy is None else policy
         pairs = zip(self.slots, self._seats.seats, strict=True)
         seats = {(slot.start, slot.chunk_id): seat for slot, seat in pairs}
-        if old := [i for i in order if isinstance(i, EngineSlot) and (i.start, i.chunk_id) not in seats]:
+        if old := [i for i in order if isinstance(i, Slot) and (i.start, i.chunk_id) not in seats]:
             raise UnknownSlot(f"{quote(old[0])} is not in this window any more: give one of its slots")
         new = [item for item in order if isinstance(item, Chunk)]
         chunks = {**self._chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
@@ -246,7 +228,7 @@ class EngineWindow:
         self._chunks = {name: chunks[name] for name in self._seats.chunk_ids}
         return self.slots
 
-    def look(self) -> tuple[EngineSlot, ...]:
+    def look(self) -> tuple[Slot, ...]:
         """The chunks as they are, on what is stored by now."""
         return self._arrange(self._seats.seats)
 
@@ -306,16 +288,10 @@ class EngineWindow:
         return 1
 
     @property
-    def slots(self) -> tuple[EngineSlot, ...]:
+    def slots(self) -> tuple[Slot, ...]:
         """The chunks in order, as the last operation placed them."""
-        start, slots = len(self._anchor), []
-        for seat, guarantee in zip(self._seats.seats, self._seats.guarantees, strict=True):
-            antecedent_ids = seat.source.antecedent_ids
-            slots.append(
-                EngineSlot(seat.chunk_id, start, seat.length, guarantee, antecedent_ids, _origin(seat))
-            )
-            start += seat.length
-        return tuple(slots)
+        labels = [chunk.label for chunk in self._prompt_chunks(self._seats)]
+        return self._seats.slots(len(self._anchor), labels, [None] * len(labels))
 
     def usage(self) -> Usage:
         """What the engine ran, as it says: for answers (``now``, a forward a token), and for the store.
@@ -343,14 +319,14 @@ class EngineWindow:
             facts=self._chunks,
         )
 
-    def _bring(self, chunk: PromptChunk) -> tuple[EngineSlot, ...]:
+    def _bring(self, chunk: PromptChunk) -> tuple[Slot, ...]:
         if chunk.chunk_id in self._seats.chunk_ids:
             return self._arrange(self._seats.seats)
         count = self._view(self._seats).count_leaving(self._seats, chunk.newcomer)
         self._chunks = {**self._chunks, chunk.chunk_id: chunk}
         return self._arrange([*self._seats.seats[count:], chunk.chunk_id])
 
-    def _arrange(self, items: Sequence[Seat | str]) -> tuple[EngineSlot, ...]:
+    def _arrange(self, items: Sequence[Seat | str]) -> tuple[Slot, ...]:
         self._seats = self._place(items)
         return self.slots
 
@@ -434,14 +410,6 @@ class EngineWindow:
         pictures = tuple(picture for one in self._prompt_chunks(seats) for picture in one.pictures)
         prompt = EnginePrompt((*window_recipe.ids, *ids), dialogue.messages, pictures, window_recipe, tokens)
         return replace(prompt, tools=dialogue.tools)
-
-
-def _origin(seat: Seat) -> Origin:
-    if not seat.source.canonical:
-        return "computed"
-    if not seat.source.patch:
-        return "canonical"
-    return "survivor" if seat.guarantee == "survivor" else "stored"
 
 
 def message(role: str, *parts: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -216,7 +216,7 @@ _COSTS = (
     *("forwards", "tokens_recomputed", "tokens_held", "vision_encodes"),
     *("bytes_rotated", "bytes_patched", "seconds"),
 )
-_DEFAULTS = {f.name: f.default for f in fields(Slot)}
+_DEFAULTS = {f.name: f.default for f in fields(Slot) if f.compare}
 
 
 def _row(slot: Slot, chunk: int, antecedents: Sequence[int]) -> dict[str, Any]:

@@ -11,14 +11,13 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import add, sub
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
-from kamera.content import Encoded
 from kamera.engines import Engine, Extent, LiveKV, Span
 from kamera.errors import UnknownSlot, quote
-from kamera.ops import KV, digest, kv_tensors, tensor_digest
+from kamera.ops import digest, kv_tensors, tensor_digest
 from kamera.patches import Anchor, Copy, Facts, compact_positions, form_of
 from kamera.store import chunks_of, survivor_id
 from kamera.trust import Guarantee, weakest
@@ -29,6 +28,10 @@ Offset = tuple[int, ...]
 _DERIVED = ("chunk_ids", "lengths", "lineage", "guarantees")
 _numbers = itertools.count(1)
 
+Origin = Literal["canonical", "stored", "survivor", "computed"]
+"""Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with
+one stored for what stood before it once; or a prefill."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -36,12 +39,14 @@ class Slot:
 
     ``start`` is the first token's index in the window's sequence (anchor included), ``position`` its rotary
     position on the first axis, ``antecedents`` the chunks its KV is conditioned on (for a survivor those of
-    its prefill, departed ones included), ``rank`` that of its patch (None: prefilled, nothing truncated; 0:
-    no conditioning), ``bytes`` those of its live KV. ``error`` is that of its patch: the share of the
-    deficit's energy that it leaves out, in the worst layer and channel (of an orbit patch, over its
-    orderings); None without a patch, or if it is not said. ``departed`` is the share of its antecedents'
-    tokens that have left the window since, ``known`` the share of the tokens before it (the system prompt
-    aside) that it was conditioned on. ``number`` names the slot for the life of the window and its forks.
+    its prefill, departed ones included), ``rank`` that of its patch (None: prefilled, nothing truncated, or
+    applied by an engine; 0: no conditioning), ``bytes`` those of its live KV in this process. ``error`` is
+    that of its patch: the share of the deficit's energy that it leaves out, in the worst layer and channel
+    (of an orbit patch, over its orderings); None without a patch, or if it is not said. ``departed`` is the
+    share of its antecedents' tokens that have left the window since, ``known`` the share of the tokens before
+    it (the system prompt aside) that it was conditioned on. ``number`` names the slot for the life of the
+    window and its forks; a window over an engine names all slots anew with each operation. ``origin`` says
+    where its KV comes from, "" if a trace tells of it.
     """
 
     chunk_id: str
@@ -58,6 +63,7 @@ class Slot:
     error: float | None = None
     departed: float = 0.0
     known: float = 1.0
+    origin: Origin | Literal[""] = field(default="", compare=False)
 
 
 def new_number() -> int:
@@ -184,6 +190,15 @@ class Seat:
         """The source of the live KV."""
         return self.source if self.clean is None else self.clean
 
+    @property
+    def origin(self) -> Origin:
+        """Where the KV that it shows comes from."""
+        if not self.shown.canonical:
+            return "computed"
+        if self.shown.patch is None:
+            return "canonical"
+        return "survivor" if self.guarantee == "survivor" else "stored"
+
     @cached_property
     def offset(self) -> Offset:
         """The offset of the live KV from where it was computed."""
@@ -285,6 +300,36 @@ class Seats:
         """The present guarantee of each chunk."""
         return tuple([seat.guarantee_here(i == 0, self.frame) for i, seat in enumerate(self.seats)])
 
+    def slots(
+        self, start: int, labels: Sequence[str], ranks: Sequence[int | None], bytes_per_token: int = 0
+    ) -> tuple[Slot, ...]:
+        """The public view, in order: the first begins at ``start``; ``ranks`` of patches that are applied."""
+        out, before = list[Slot](), dict[str, int]()
+        for i, seat in enumerate(self.seats):
+            source, canonical = seat.shown, seat.shown.canonical and i > 0
+            out.append(
+                Slot(
+                    chunk_id=seat.chunk_id,
+                    start=start,
+                    length=seat.length,
+                    guarantee=self.guarantees[i],
+                    antecedents=source.antecedent_ids,
+                    rank=0 if canonical and source.patch is None else ranks[i],
+                    bytes=seat.length * bytes_per_token,
+                    number=seat.number,
+                    position=seat.spot.low[0] - self.frame[0],
+                    conditioned=seat.clean is None,
+                    label=labels[i],
+                    error=None if source.patch is None else source.patch.error,
+                    departed=source.departed(before),
+                    known=source.known(before),
+                    origin=seat.origin,
+                )
+            )
+            start += seat.length
+            before[seat.chunk_id] = seat.length
+        return tuple(out)
+
 
 def _name(seat: Seat, before: tuple[str, ...]) -> str:
     """The name of a chunk behind those named ``before``; see `Seats.lineage`."""
@@ -333,19 +378,6 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
 def footing(before: Seats) -> Guarantee:
     """The weakest guarantee among the KV that a chunk here attends to."""
     return weakest(before.guarantees)
-
-
-@dataclass(frozen=True, eq=False)
-class ShownSpan:
-    """A span as the live cache shows it: its decoder inputs, positions ``[axes, tokens]``, and KV.
-
-    ``kv`` is a copy, by layer and channel ``[heads, tokens, dim]``. Its phase is that of ``positions``, which
-    a slide may move as a whole against the window's own.
-    """
-
-    encoded: Encoded
-    positions: torch.Tensor
-    kv: KV
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,30 +457,11 @@ class WindowState:
 
     def slots(self, anchor_length: int, bytes_per_token: int) -> tuple[Slot, ...]:
         """The public view, in order."""
-        start, out, guarantees, before = anchor_length, [], self.seats.guarantees, dict[str, int]()
-        for i, seat in enumerate(self.seats.seats):
-            source, patch = seat.shown, self.residents[i].shown.patch
-            out.append(
-                Slot(
-                    chunk_id=seat.chunk_id,
-                    start=start,
-                    length=seat.length,
-                    guarantee=guarantees[i],
-                    antecedents=source.antecedent_ids,
-                    rank=patch.rank if patch is not None else 0 if source.canonical and i else None,
-                    bytes=seat.length * bytes_per_token,
-                    number=seat.number,
-                    position=seat.spot.low[0] - self.seats.frame[0],
-                    conditioned=seat.clean is None,
-                    label=self.facts[i].label,
-                    error=None if source.patch is None else source.patch.error,
-                    departed=source.departed(before),
-                    known=source.known(before),
-                )
-            )
-            start += seat.length
-            before[seat.chunk_id] = seat.length
-        return tuple(out)
+        residents = self.residents
+        patches = [resident.shown.patch for resident in residents]
+        ranks = [None if patch is None else patch.rank for patch in patches]
+        labels = [resident.facts.label for resident in residents]
+        return self.seats.slots(anchor_length, labels, ranks, bytes_per_token)
 
     def index(self, slot: Slot | int) -> int:
         """Index of a slot among the chunks. Raises UnknownSlot if it is not one of them."""

@@ -72,7 +72,6 @@ from kamera.window.slots import (
     Resident,
     Seat,
     Seats,
-    ShownSpan,
     Slot,
     WindowMemory,
     WindowState,
@@ -836,18 +835,16 @@ def former_of(window: KameraWindow) -> Former:
 
 
 @one_at_a_time
-def shown_spans(window: KameraWindow) -> tuple[ShownSpan, ...]:
-    """The anchor and each slot as the live cache shows them, in order."""
+def shown_spans(window: KameraWindow) -> tuple[Copy, ...]:
+    """Copies of the KV of anchor and slots as the live cache shows them, in order, with its positions there.
+
+    Its phase is that of these positions, which a slide may move as a whole against the window's own.
+    """
     window._check_backbone()
     executor, state = window._executor, window._state
     executor.show(state)
-    anchor = executor.former.anchor
-    parts = [(Encoded(anchor.input_ids, {}, {}), shift(anchor.positions, state.seats.frame))]
-    parts += zip([facts.encoded for facts in state.facts], state.positions, strict=True)
-    return tuple(
-        ShownSpan(encoded, positions, kv_copy(executor.live.read(i)))
-        for i, (encoded, positions) in enumerate(parts)
-    )
+    places = [shift(executor.former.anchor.positions, state.seats.frame), *state.positions]
+    return tuple(Copy(kv_copy(executor.live.read(i)), positions) for i, positions in enumerate(places))
 
 
 @one_at_a_time

@@ -51,7 +51,7 @@ def origins(recipe: Recipe, start: int, stop: int) -> Iterator[tuple[str, int]]:
 
 
 def _origin(part: Part) -> str:
-    """As `kamera.window.EngineSlot` calls it."""
+    """As `kamera.window.Slot` calls it."""
     if part.patch is None:
         return "canonical"
     return "survivor" if part.guarantee == "survivor" else "stored"
