@@ -17,6 +17,7 @@ from kamera.errors import (
 from kamera.window import former_of, sequence_of
 from tests.content.templates import GEMMA
 from tests.models import processors
+from tests.window.rig import question_ids
 
 DEAF = (
     "{% for m in messages %}{% if m['role'] in ['system', 'user', 'assistant'] %}"
@@ -89,7 +90,7 @@ def test_chunks_of_messages_make_the_templates_prompt(backbone):
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "S")
     window.append(talk[0])
     window.append(talk[1:3])
-    ids = torch.cat([sequence_of(window).input_ids, window._executor.question_ids([talk[3]])])
+    ids = torch.cat([sequence_of(window).input_ids, question_ids(window, [talk[3]])])
     rendered = backbone.processor.apply_chat_template(
         [say("system", "S"), talk[0], *talk[1:3], talk[3]], tokenize=False, add_generation_prompt=True
     )
@@ -141,5 +142,5 @@ def test_a_system_prompt_is_taken_as_messages(backbone):
     made = window(backbone, shots)
     whole = [*shots, say("user", "It rains. Why?")]
     rendered = backbone.processor.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
-    ids = torch.cat([sequence_of(made).input_ids, made._executor.question_ids("Why?")])
+    ids = torch.cat([sequence_of(made).input_ids, question_ids(made, "Why?")])
     assert spelt(backbone, ids) == rendered

@@ -11,11 +11,12 @@ import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera.content import Spoken
 from kamera.engines import Engine, Usage
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
-from kamera.window import former_of, sequence_of
+from kamera.window import Arrange, former_of, sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
 from tests.models.hooks import hooked
@@ -145,6 +146,17 @@ def rope_index(backbone: HfEngine, chunks: Sequence[Chunk]) -> torch.Tensor:
 
 
 # -- looking into a window -------------------------------------------------------------------------
+
+
+def frame(window: KameraWindow) -> tuple[int, ...]:
+    """How far the live positions of a window are from its own, per axis."""
+    return window.plan(Arrange(window.slots)).before.frame
+
+
+def question_ids(window: KameraWindow, question: Spoken) -> torch.Tensor:
+    """Token ids of a question as a window asks it."""
+    former = former_of(window)
+    return former.backbone.builder.question_ids(question, former.anchor.tail)
 
 
 def live(window: KameraWindow, index: int) -> KV:

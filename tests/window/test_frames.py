@@ -9,7 +9,18 @@ from kamera.patches.chunks import compact_positions
 from kamera.window import plan, sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import tiny
-from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
+from tests.window.rig import (
+    GREEDY,
+    QUESTION,
+    SYSTEM,
+    Prefilled,
+    chunks_of,
+    frame,
+    live,
+    make,
+    rig,
+    rope_index,
+)
 
 
 @pytest.mark.few(2)
@@ -23,7 +34,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(plan, "DRIFT", 0)
         home.slide()
-    assert home._state.seats.frame == (0,) * backbone.axes
+    assert frame(home) == (0,) * backbone.axes
     assert torch.equal(sequence_of(framed).position_ids, sequence_of(home).position_ids)
     for i in range(len(framed)):
         assert worst(live(framed, i), live(home, i)) <= 1e-5

@@ -20,6 +20,7 @@ from tests.window.rig import (
     guarantees,
     is_a_reprefill,
     make,
+    question_ids,
     rig,
     watching,
 )
@@ -185,9 +186,7 @@ def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
         window.append(fact)
     asked = "where is the cup"
     ids = prompt(tokenizer, system, "".join(facts) + asked)
-    assert torch.equal(
-        torch.cat([sequence_of(window).input_ids, window._executor.question_ids(asked)]), ids[0]
-    )
+    assert torch.equal(torch.cat([sequence_of(window).input_ids, question_ids(window, asked)]), ids[0])
     with torch.no_grad():
         want = backbone.model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, **GREEDY
@@ -202,9 +201,7 @@ def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
     again = "what moved"
     said = tokenizer.decode(want, skip_special_tokens=False).removesuffix("</t>").strip()
     ids = prompt(tokenizer, system, "".join(facts) + asked, said, again)
-    assert torch.equal(
-        torch.cat([sequence_of(window).input_ids, window._executor.question_ids(again)]), ids[0]
-    )
+    assert torch.equal(torch.cat([sequence_of(window).input_ids, question_ids(window, again)]), ids[0])
     with torch.no_grad():
         logits = backbone.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
     assert torch.allclose(window.next_token_logits(again), logits, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from kamera.engines.hf import HfEngine
 from kamera.errors import CorruptChunk, IncompatibleChunk
 from kamera.window import former_of
 from tests.models import tiny
-from tests.window.rig import Snapshot, guarantees, make, over, rig
+from tests.window.rig import Snapshot, frame, guarantees, make, over, rig
 
 
 def mixed(family: str, store: ChunkStore | None = None) -> KameraWindow:
@@ -49,7 +49,7 @@ def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
     backbone, chunks = rig(family)
     window = make(backbone, None, *chunks)
     window.slide()
-    assert any(window._state.seats.frame)
+    assert any(frame(window))
     window.save(tmp_path / "w")
     loaded = KameraWindow.load(tmp_path / "w", *over(window))
     assert Snapshot.of(window).matches(loaded, numbers=False)

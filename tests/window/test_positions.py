@@ -13,6 +13,7 @@ from kamera.window import plan, sequence_of
 from tests.models import samples, tiny
 from tests.window.rig import (
     Snapshot,
+    frame,
     live,
     make,
     rig,
@@ -52,7 +53,7 @@ def test_a_frame_never_brings_a_question_to_the_last_position():
     for chunk in chunks[2:7]:
         window.append(chunk)
         # 22 positions and their frame leave half of the 60 to question and answer
-        assert window._state.seats.frame[0] + 21 <= 30
+        assert frame(window)[0] + 21 <= 30
         assert int(sequence_of(window).position_ids.max()) == 21
 
 

@@ -14,7 +14,7 @@ from kamera.ops import apply_patch, relocate_kv
 from kamera.patches import later_of
 from kamera.window import former_of, keep_kv, shown_spans
 from tests.engines.compare import worst
-from tests.window.rig import FULL_RANK, make, over, rig, watching
+from tests.window.rig import FULL_RANK, frame, make, over, rig, watching
 
 FORMING = ReusePolicy(rank=FULL_RANK, forms="always")
 FAMILIES = ("qwen2_5_vl", "deepseek_v3")  # GQA with M-RoPE, and MLA
@@ -47,10 +47,10 @@ def test_stored_rows_turned_to_their_places_are_the_live_kv(window):
     part = recipe.parts[1]
     canonical = former_of(window).store.get_canonical(recipe.context, part.chunk_id)
     stored = former_of(window).store.get_patch(recipe.context, part.patch.chunk_id, part.patch.antecedents)
-    frame = int(shown_spans(window)[2].positions.amin()) - min(
+    moved = int(shown_spans(window)[2].positions.amin()) - min(
         part.position
     )  # the live cache may stand moved
-    offset = tuple(step + frame for step in part.offset)
+    offset = tuple(step + moved for step in part.offset)
     assert worst(shown_spans(window)[2].kv, apply_patch(canonical.kv, stored.patch, layout, offset)) < 1e-5
     assert worst(shown_spans(window)[2].kv, apply_patch(canonical.kv, None, layout, offset)) > 1e-3
 
@@ -118,7 +118,7 @@ def shows_the_same(window: KameraWindow, recipe: Recipe) -> bool:
     """A live cache shows the recipe's KV where its window shows it, to rounding."""
     executor, layout = LiveExecutor(*over(window)), former_of(window).backbone.layout
     executor.show(recipe)
-    back = tuple(-step for step in window._state.seats.frame)
+    back = tuple(-step for step in frame(window))
     spans = enumerate(shown_spans(window)[1:], start=1)
     pairs = [(relocate_kv(span.kv, layout, back), executor.live.read(i)) for i, span in spans]
     return len(recipe.parts) == len(pairs) and max(worst(own, shown) for own, shown in pairs) < 1e-5
