@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2_5_VLConfig, Qwen2_5_VLFo
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from kamera.content.image_only import image_only
+from kamera.content.without_video import image_only
 
 HIDDEN, LAYERS, HEADS, MLP = 256, 6, 4, 256
 CELL = 16

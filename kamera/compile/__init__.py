@@ -2,8 +2,7 @@
 
 from kamera.compile.job import CompileJob, Step, run_plan
 from kamera.compile.plan import PlanFile, PlannedWindow, read_plan
-from kamera.compile.report import CompileReport, Failure, ObjectCounts
-from kamera.compile.settings import Settings
+from kamera.compile.report import CompileReport, Failure, ObjectCounts, Settings
 from kamera.errors import PlanError
 
 __all__ = [

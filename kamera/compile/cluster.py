@@ -11,8 +11,7 @@ import torch
 
 from kamera.compile.job import CompileJob, run_plan
 from kamera.compile.plan import PlanFile, PlannedWindow
-from kamera.compile.report import CompileReport, add_reports
-from kamera.compile.settings import Settings
+from kamera.compile.report import CompileReport, Settings, add_reports
 from kamera.engines.hf import HfEngine
 from kamera.store import ChunkStore
 

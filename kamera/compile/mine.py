@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path as FilePath
+from pathlib import Path
 
-from kamera.compile.trie import Path, leaves
+from kamera.compile.plan import ChunkIds, leaves
 from kamera.window import Event, read_trace
 
 
@@ -23,14 +23,14 @@ class Recurrence:
     an earlier window of the list count there.
     """
 
-    chunks: Path
+    chunks: ChunkIds
     times: int
     saved_tokens: int
     forming_tokens: int
 
 
 def recurring_windows(
-    path: str | FilePath,
+    path: str | Path,
     *,
     anchor: str | None = None,
     times: int = 2,
@@ -51,7 +51,7 @@ def recurring_windows(
         if value is not None and value < 1:
             raise ValueError(f"{name} {value} must be at least 1")
     length: dict[str, int] = {}
-    arrivals: Counter[Path] = Counter()
+    arrivals: Counter[ChunkIds] = Counter()
     for event in read_operations(path, anchor):
         slots = event.report.slots
         ids = [slot.chunk_id for slot in slots]
@@ -71,12 +71,12 @@ def plan_text(mined: Iterable[Recurrence], system: str | None) -> str:
 
 
 def _choose(
-    recurrent: dict[Path, int], length: dict[str, int], top: int | None, tokens: int | None
+    recurrent: dict[ChunkIds, int], length: dict[str, int], top: int | None, tokens: int | None
 ) -> list[Recurrence]:
     """Greedy by remaining savings: a patch of one chosen window counts in no other."""
-    patch_paths: set[Path] = set()
+    patch_paths: set[ChunkIds] = set()
 
-    def worth(path: Path) -> Recurrence:
+    def worth(path: ChunkIds) -> Recurrence:
         new = [path[:n] for n in range(2, len(path) + 1) if path[:n] not in patch_paths]
         savings = sum(recurrent.get(p, 0) * length[p[-1]] for p in new)
         return Recurrence(path, recurrent[path], savings, sum(length[p[-1]] for p in new))
@@ -97,7 +97,7 @@ def _choose(
     return out
 
 
-def read_operations(path: str | FilePath, anchor: str | None) -> list[Event]:
+def read_operations(path: str | Path, anchor: str | None) -> list[Event]:
     """The operations of a trace under one system prompt. ``anchor`` and errors as in `recurring_windows`."""
     events = list(read_trace(path))
     counts = Counter(event.anchor for event in events)

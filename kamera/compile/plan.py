@@ -5,12 +5,16 @@ item or list (``{"image": "a.png"}``, ``{"video": "b.mp4", "fps": 1}``, ``{"text
 ``{"chunk_id": "…"}`` of a stored chunk. ``system`` is optional, as in `KameraWindow`. ``rank``, ``layers``
 (numbers, or ``"a:b"``) and ``orbit`` (true, false) override the job's settings for this line. Relative paths
 are relative to the plan; blank lines are skipped.
+
+A plan is a trie: a node is a chunk behind its antecedents, and has one patch. It is named by its path: the
+ids of its antecedents and its own. Sorted paths are a depth-first walk, so the trie is a mapping: each window
+keeps its common prefix with the one before, and no order keeps more.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,3 +209,18 @@ def _check_names(keys: Mapping[str, Any], names: tuple[str, ...], what: str) -> 
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+ChunkIds = tuple[str, ...]
+"""Chunk ids of a window, in order."""
+
+
+def prefixes(path: ChunkIds) -> list[ChunkIds]:
+    """The nodes of a window: its first chunk, its first two, …"""
+    return [path[:n] for n in range(1, len(path) + 1)]
+
+
+def leaves(windows: Iterable[Sequence[str]]) -> list[ChunkIds]:
+    """The windows that are not a prefix of another, in the order of the walk."""
+    paths = sorted({tuple(window) for window in windows if window})
+    return [p for p, q in zip(paths, [*paths[1:], ()], strict=False) if q[: len(p)] != p]

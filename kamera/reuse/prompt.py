@@ -1,15 +1,30 @@
-"""A prompt: token ids, and the positions of its messages, pictures and given spans."""
+"""A prompt: token ids, positions of its messages, pictures and given spans, and the borders it is cut at."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
-from kamera.content import Ids
+from kamera.content import (
+    EXPONENT,
+    LONGEST,
+    SHORTEST,
+    Bits,
+    Ids,
+    LandmarkReader,
+    Places,
+    candidates,
+    hash_window,
+    text_borders,
+)
 from kamera.errors import UnidentifiedMedia
 
 _LARGEST = 2**32 - 1
@@ -113,3 +128,116 @@ def _check_placeholders(tokens: Ids, media: tuple[Media, ...], placeholders: Col
             f"token {int(tokens[place])} at {place} is a placeholder of media of which no digest was "
             "given: pass media=[Media(start, stop, digest), …]"
         )
+
+
+Kind = Literal["content", "fixed"]
+
+
+@dataclass(frozen=True)
+class CutRule:
+    """Rule for the borders of segments.
+
+    ``kind``: by content (Gear), or every ``maximum`` tokens. Segments have ``minimum`` to ``maximum`` tokens;
+    only the last before a reset may be shorter, and media spans are never cut. At a cut ``exponent`` bits of
+    the hash are zero (mean segment ``minimum + 2**exponent``), its ``low`` or its ``high`` ones.
+
+    A segment always ends at a reset: media, and, if enabled, ``anchors`` (messages), ``spans`` (given
+    structure) and both ends of every ``marker`` (token ids that the prompt's author inserted).
+
+    Raises `ValueError` unless 1 <= minimum <= maximum and ``minimum`` is at least `hash_window`, so that a
+    segment's end does not depend on the tokens before it.
+    """
+
+    kind: Kind = "content"
+    minimum: int = SHORTEST
+    maximum: int = LONGEST
+    exponent: int = EXPONENT
+    bits: Bits = "high"
+    anchors: bool = True
+    spans: bool = True
+    marker: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.maximum:
+            raise ValueError(f"minimum {self.minimum} must be 1 to the maximum of {self.maximum} tokens")
+        if self.kind == "content" and self.minimum < hash_window(self.exponent, self.bits):
+            raise ValueError(
+                f"minimum {self.minimum} is less than the {hash_window(self.exponent, self.bits)} tokens of "
+                f"the hash's {self.bits} bits: a cut would depend on tokens before its segment"
+            )
+
+
+_PLAIN = CutRule(anchors=False, spans=False)
+
+RULES: Mapping[str, CutRule] = MappingProxyType(
+    {
+        "fixed": replace(_PLAIN, kind="fixed", minimum=64, maximum=64),
+        "low": replace(_PLAIN, bits="low"),
+        "high": _PLAIN,
+        "anchors": CutRule(),
+    }
+)
+"""Rules by their names. Those with anchors use resets."""
+
+DEFAULT_RULE = "anchors"
+"""The rule that recovers most: docs/sessions.md, section Measured."""
+
+
+def cut_prompt(
+    prompt: Prompt, rule: CutRule, kept: Sequence[tuple[int, int]] = (), edges: Sequence[int] = ()
+) -> list[int]:
+    """The boundaries of ``prompt``'s segments in order, 0 and its length among them.
+
+    Segment i is tokens ``cuts[i]`` to ``cuts[i + 1]``; together they are the prompt. The end of a segment
+    depends on its own tokens and the resets alone. An empty prompt has the one boundary 0. ``edges`` are
+    further resets; spans that are ``kept``, apart and none across a reset, are segments as they are.
+    """
+    whole = {*(m.start for m in prompt.media), *(start for start, _ in kept)}
+    resets = sorted({*fixed_cuts(prompt, rule), *edges, *(edge for span in kept for edge in span)})
+    places = candidates(prompt.ids, rule.exponent, rule.bits).tolist() if rule.kind == "content" else []
+    cuts = [0]
+    for start, stop in pairwise(resets):
+        if start not in whole:  # a picture, or a segment that came before
+            cuts += text_borders(places, start, stop, shortest=rule.minimum, longest=rule.maximum)
+        cuts.append(stop)
+    return cuts
+
+
+def fixed_cuts(prompt: Prompt, rule: CutRule) -> list[int]:
+    """The boundaries independent of content, in order: both ends, media, and the rule's resets."""
+    total = len(prompt)
+    places = {0, total}
+    if rule.anchors:
+        places.update(prompt.anchors)
+    if rule.spans:
+        places.update(edge for span in prompt.spans for edge in (span.start, span.stop))
+    if rule.marker:
+        for start in occurrences(prompt.ids, rule.marker).tolist():
+            places.update((start, start + len(rule.marker)))
+    for one in prompt.media:  # no rule cuts a picture
+        places.difference_update(range(one.start + 1, one.stop))
+        places.update((one.start, one.stop))
+    return sorted(places)
+
+
+def occurrences(ids: Ids, marker: tuple[int, ...]) -> Places:
+    """Starts of ``marker`` in ``ids``; of two that overlap, both."""
+    room = len(ids) - len(marker) + 1
+    if room < 1:
+        return np.zeros(0, np.int64)
+    places = np.flatnonzero(ids[:room] == marker[0])
+    for offset, token in enumerate(marker[1:], start=1):
+        places = places[ids[places + offset] == token]
+    return places
+
+
+def anchors_of(model: Any, ids: Sequence[int] | torch.Tensor) -> tuple[int, ...]:
+    """Positions in ``ids`` ``[tokens]`` where messages start, and where pictures and clips start and end.
+
+    ``model`` is a backbone, or its processor or tokenizer. They are the ``anchors`` of a `Prompt`, and are
+    borders of the segments that the same conversation has as messages. A template that opens turns with
+    words, not with a token of its own, gives no starts of messages. Raises ProcessorRequired without a
+    template.
+    """
+    processor = model.processor if callable(getattr(model, "prefill", None)) else model
+    return LandmarkReader(processor).of(torch.as_tensor(ids).tolist()).borders

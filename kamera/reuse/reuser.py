@@ -1,24 +1,30 @@
-"""`Reuser`: a prompt becomes a plan of stored and new segments; run, it leaves a window with the prompt."""
+"""`Reuser`: a prompt becomes a plan of stored and new segments; run, it leaves a window with the prompt.
+
+What came before is looked for in an index of one's own, or in that of a store. A rendered conversation is cut
+where parts of its texts came before, so that these are segments again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import weakref
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
-from kamera.content import Chunk, LandmarkReader, Message, common_prefix
-from kamera.engines import Account, HasEngine, Usage
-from kamera.errors import ProcessorRequired
+from kamera import forks
+from kamera.content import Chunk, Conversations, Extent, LandmarkReader, Message, Rendered, common_prefix
+from kamera.engines import Account, Engine, HasEngine, Usage
+from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.reuse.admission import Admission, admissions_after_run, admissions_of
-from kamera.reuse.discovery import Discovery
-from kamera.reuse.pieces import Pieces, pieces_of_ids, pieces_of_messages
-from kamera.reuse.prompt import Prompt
-from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
-from kamera.reuse.seen import Seen
+from kamera.reuse.index import ContentIndex, Found, Seen
+from kamera.reuse.prompt import DEFAULT_RULE, RULES, CutRule, Media, Prompt
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, policy_of
 from kamera.window import (
@@ -30,6 +36,168 @@ from kamera.window import (
     former_of,
     sequence_of,
 )
+
+LIMIT = 256 * 2**20
+"""Bytes of an index."""
+
+_guard = forks.Lock()
+_discoveries: weakref.WeakKeyDictionary[ChunkStore, dict[str, Discovery]] = weakref.WeakKeyDictionary()
+
+
+class Discovery:
+    """Finds prompts' parts in earlier ones, and remembers how each was cut. Threads may share one."""
+
+    def __init__(self, rule: CutRule = RULES[DEFAULT_RULE]) -> None:
+        self._lock = forks.Lock("the index of a store's prompts")
+        self._index = ContentIndex(rule, limit=LIMIT)
+
+    def find(self, prompt: Prompt, edges: Sequence[int]) -> Found:
+        """As `ContentIndex.find`."""
+        with self._lock:
+            return self._index.find(prompt, edges)
+
+    def add(self, prompt: Prompt, cuts: Sequence[int]) -> None:
+        """As `ContentIndex.add`."""
+        with self._lock:
+            self._index.add(prompt, cuts)
+
+
+def discovery_of(backbone: Engine, store: ChunkStore) -> Discovery:
+    """The one discovery of the conversations on a store: a store has one tenant."""
+    with _guard:
+        return _discoveries.setdefault(store, {}).setdefault(backbone.fingerprint, Discovery())
+
+
+class Recut(NamedTuple):
+    """A conversation as it is cut. ``prompt`` is its stable part as an index sees it, between ``cuts``.
+
+    ``again`` are the extents that came before behind other tokens.
+    """
+
+    rendered: Rendered
+    prompt: Prompt
+    again: frozenset[Extent]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The borders of the segments, both ends among them."""
+        return (0, *[segment.stop for segment in self.rendered.segments])
+
+
+def recut(
+    rendered: Rendered, discovery: Discovery, first: int, known: Collection[str] = frozenset()
+) -> Recut:
+    """The conversation with what came before as segments of their own, from token ``first`` on.
+
+    No segment goes across the edge of a text. Texts whose ids are ``known``, and media, stay as they are.
+    """
+    texts = [s for s in rendered.segments if s.media is None and s.start >= first]
+    own = [(s.start, s.stop) for s in texts if s.id in known]
+    edges = {first, *(edge for extent in (*rendered.texts, *own) for edge in extent)}
+    media = [Media(s.start, s.stop, s.media) for s in rendered.segments if s.media is not None]
+    prompt = Prompt.of(rendered.ids[: rendered.stable].numpy(), media=media)
+    matches = discovery.find(prompt, sorted(edges))
+    starts = [start for start, _ in own]
+
+    def free(start: int) -> bool:
+        at = bisect_right(starts, start)
+        return start >= first and not (at and start < own[at - 1][1])
+
+    extents = sorted([*own, *[extent for extent in matches.kept if free(extent[0])]])
+    hits = frozenset([(start, stop) for start, stop, *_ in matches.hits])
+    return Recut(rendered.recut(extents), prompt, hits)
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """A ``prompt`` between ``cuts``: the sink up to ``sink``, the ``chunks`` after it, a ``question``.
+
+    ``ids`` are its tokens, int64 ``[tokens]``. ``hit_ids`` are ids of chunks that came before elsewhere.
+    """
+
+    prompt: Prompt
+    cuts: tuple[int, ...]
+    ids: torch.Tensor
+    sink: int
+    chunks: tuple[Chunk, ...]
+    question: int
+    hit_ids: tuple[str, ...] = ()
+
+
+def pieces_of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) -> Pieces:
+    """Token ids cut where parts of them came before, the rest by the rule; the last segment is the question.
+
+    Raises EmptyChunk without tokens, `ValueError` for ids outside the vocabulary or for media, whose pixels
+    a `Prompt` does not have; UnidentifiedMedia for placeholders of media.
+    """
+    if prompt.media:
+        raise ValueError("a Prompt has no pixels, only digests of media: give the conversation's messages")
+    ids = torch.from_numpy(prompt.ids.astype(np.int64))
+    placeholder = np.isin(prompt.ids, backbone.builder.vision_tokens)
+    if placeholder.any():
+        place = int(placeholder.argmax())
+        raise UnidentifiedMedia(
+            f"token {int(ids[place])} at {place} is a placeholder of media, and token ids have no pixels: "
+            "give the conversation's messages"
+        )
+    sink = _sink(sink, len(prompt))
+    backbone.chunk_from_tensors(ids)  # raises for unknown ids
+    matches = discovery.find(prompt, (sink,))
+    cuts, question = matches.cuts, matches.cuts[-2]
+    inner = [*itertools.pairwise(cuts[cuts.index(sink) : -1])]
+    chunks = [backbone.chunk_from_tensors(ids[a:b]) for a, b in inner]
+    hit_ids = _seen_ids({(start, stop) for start, stop, *_ in matches.hits}, inner, chunks)
+    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, hit_ids)
+
+
+def pieces_of_messages(
+    backbone: Engine,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    discovery: Discovery,
+    sink: int,
+) -> Pieces:
+    """A conversation cut where parts of its turns came before, the rest into its rendered segments.
+
+    The generation prompt is the question. Raises ProcessorRequired without a chat template, EmptyChunk
+    without tokens, and the errors of `Conversations.render`.
+    """
+    if backbone.processor is None:
+        raise ProcessorRequired("messages need the model's chat template: give the backbone its processor")
+    limits = backbone.builder.limits
+    conversations = Conversations(backbone.processor, most=backbone.limits.trained, limits=limits)
+    rendered = conversations.render(messages, tools=tools)
+    total = rendered.num_tokens
+    first = next((s.start for s in rendered.segments if s.media is not None), total)
+    sink = min(_sink(sink, total), first)
+    division = recut(rendered, discovery, sink)
+    rendered = division.rendered
+    whole = rendered.stable < total  # else the template has no generation prompt
+    question = max(sink, rendered.stable if whole else rendered.segments[-1].start)
+    cuts = sorted({*division.cuts, sink})
+    inner = [*itertools.pairwise(c for c in cuts if sink <= c <= question)]
+    chunks = [_chunk(backbone, rendered, a, b) for a, b in inner]
+    hit_ids = _seen_ids(division.again, inner, chunks)
+    return Pieces(division.prompt, tuple(cuts), rendered.ids, sink, tuple(chunks), question, hit_ids)
+
+
+def _seen_ids(hits: Collection[Extent], inner: Sequence[Extent], chunks: Sequence[Chunk]) -> tuple[str, ...]:
+    """The ids of the chunks that came before behind other tokens."""
+    return tuple(dict.fromkeys(c.id for c, extent in zip(chunks, inner, strict=True) if extent in hits))
+
+
+def _chunk(backbone: Engine, rendered: Rendered, start: int, stop: int) -> Chunk:
+    segment = next(s for s in reversed(rendered.segments) if s.start <= start)
+    names = set(backbone.builder.accepted)
+    inputs = {name: value for name, value in rendered.inputs(segment).items() if name in names}
+    return backbone.chunk_from_tensors(rendered.ids[start:stop], label=segment.role, **inputs)
+
+
+def _sink(sink: int, total: int) -> int:
+    if not total:
+        raise EmptyChunk("the prompt has no tokens: ask something")
+    return min(sink, total - 1)
+
 
 SINK = 4
 """First tokens of every prompt that are never spliced: attention sinks."""

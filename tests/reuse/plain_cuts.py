@@ -1,4 +1,4 @@
-"""The cuts of `kamera.reuse.cuts` in plain Python, one token after the other: slow, obvious, the oracle."""
+"""The cuts of `kamera.reuse.prompt` in plain Python, one token after the other: slow, obvious, the oracle."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.reuse import ContentIndex, CutRule, Media, Prompt, fixed_cuts, table
+from kamera.reuse import ContentIndex, CutRule, Media, Prompt, fixed_cuts
 
 SMALL = CutRule(minimum=8, maximum=64, exponent=4, bits="low")
 
@@ -115,7 +115,7 @@ def test_a_full_index_evicts_what_was_used_longest_ago(seeds, limit):
 
 
 def test_a_forced_hash_collision_is_a_miss(monkeypatch):
-    monkeypatch.setattr(table, "content_key", lambda content: b"\0" * 16)
+    monkeypatch.setattr("kamera.reuse.index.content_key", lambda content: b"\0" * 16)
     one, other = Prompt.of(text(1, 300)), Prompt.of(text(2, 300))
     index = index_of(one)
     assert index.find(other) == index_of().find(other)
