@@ -155,6 +155,7 @@ class Index:
         self._codec = codec
         self._read_only = read_only
         self._db: Any = None  # the connection in use
+        self._opened = 0  # connections so far
         self._file: tuple[int, int] | None = None  # its file; None: it is in memory
         self._agrees = False  # its rows were compared with the files' names
         self._doubts = 0
@@ -284,6 +285,10 @@ class Index:
         sql = f"SELECT key FROM objects WHERE kind = 'canonical' AND {where}"
         return [key for (key,) in self._ask(sql, tuple(wanted.values()))]
 
+    def version(self) -> tuple[int, int, int]:
+        """Numbers of which one changes whenever a row does, by whatever process."""
+        return self._run(lambda db: (self._opened, _data_version(db), db.total_changes))
+
     def kinds(self, tenant: str) -> dict[str, tuple[int, int]]:
         """Number and bytes of a tenant's objects of each kind; no row is read for it."""
         sql = "SELECT kind, COUNT(*), SUM(bytes) FROM objects WHERE tenant = ? GROUP BY kind"
@@ -340,7 +345,7 @@ class Index:
         if time.monotonic() < self._again:
             if self._db is None or self._file is not None:
                 self._disconnect()
-                self._db = _make(":memory:")
+                self._db, self._opened = _make(":memory:"), self._opened + 1
             self._agrees = False  # what other processes write is not in it
         else:
             try:
@@ -358,7 +363,7 @@ class Index:
             with contextlib.suppress(FileExistsError):  # SQLite would make it readable by everyone
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             self._file = _identity(self.path)
-            self._db = _make(self.path)
+            self._db, self._opened = _make(self.path), self._opened + 1
 
     def _disconnect(self) -> None:
         if self._db is not None:
@@ -453,6 +458,11 @@ class Index:
 
 def _keys(db: Any) -> set[str]:
     return {str(key) for (key,) in db.execute("SELECT key FROM objects").fetchall()}
+
+
+def _data_version(db: Any) -> int:
+    """A number that changes when another connection has changed the file."""
+    return int(db.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _change(db: Any, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:

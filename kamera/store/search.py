@@ -134,6 +134,7 @@ class _Index:
     def __init__(self) -> None:
         self.rows_by_name: dict[str, int | None] = {}  # None: without an embedding
         self.unsaved = 0  # names that came or went since the file was written
+        self.version: tuple[int, ...] = ()  # of the directory's rows when all names were compared
         self._rows: list[tuple[str, str] | None] = []  # name and chunk id; None: dropped
         self._dropped: set[int] = set()
         self._unread: set[str] = set()  # names that no file repeats: their objects may yet be read
@@ -389,12 +390,17 @@ class LookBack:
         file = self._file_of(context)
         if file not in self._indices:
             self._indices[file] = self._load(file)
-        index, names = self._indices[file], self._stored_names(context)
+        index, disk = self._indices[file], self._tiers.disk
+        version = () if disk is None else disk.index.version()  # before the names, which may be newer
+        if version and version == index.version:
+            return index
+        names = self._stored_names(context)
         index.drop(index.rows_by_name.keys() - set(names))
         new_names = [name for name in names if name not in index.rows_by_name]
         index.add((name, *self._read_header(name)) for name in new_names)
         if len(new_names) * _SHARE > len(names):
             self._save(file)
+        index.version = version
         return index
 
     def _stored_names(self, context: Context) -> list[str]:
