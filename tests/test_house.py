@@ -18,7 +18,8 @@ from kamera import ChatSession, ChunkStore, KameraWindow
 from tests.sessions.rig import seeing, speaking
 
 TOP = Path(__file__).parents[1]
-MOST_BYTES = 5_000_000
+MOST_BYTES = 9_000_000
+"""Of a wheel: 1 MB of code, the testbed's weights (3.6 MB) and the screen reader's tower (4 MB)."""
 
 MOST_CLASSES = 563
 """Classes of the product. It only shrinks; the goal is 300."""
@@ -112,10 +113,13 @@ def wheel(tmp_path_factory) -> Path:
     return Path(built)
 
 
-def test_the_wheel_is_the_product_with_one_backbone(wheel):
+def test_the_wheel_is_the_product_with_its_two_sets_of_weights(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"kamera", "kamera_kv-0.1.0.dist-info"}
-    assert [n for n in names if ".safetensors" in n] == ["kamera/testbed/weights/gqa/model.safetensors.xz"]
+    assert sorted(n for n in names if ".safetensors" in n) == [
+        "kamera/testbed/weights/gqa/model.safetensors.xz",
+        "kamera/testbed/weights/screen-reader/tower.safetensors.xz",
+    ]
     assert {
         "kamera/py.typed",
         "kamera/ops/kernels/serve.c",

@@ -9,6 +9,7 @@ from itertools import permutations
 import torch
 
 from benchmarks.fidelity.reader import Reader, Source
+from kamera import Chunk
 from kamera.ops import (
     Deltas,
     Patch,
@@ -28,11 +29,11 @@ GROUPS = ("patch", "orbit", "stay")
 
 @dataclass(frozen=True)
 class Passages:
-    """Token ids of a chunk, its three antecedents, and one that once stood in front of all of them."""
+    """A chunk (token ids, or a picture), its three antecedents, and one that once stood before them."""
 
-    gone: torch.Tensor
-    antecedents: tuple[torch.Tensor, ...]
-    chunk: torch.Tensor
+    gone: torch.Tensor | Chunk
+    antecedents: tuple[torch.Tensor | Chunk, ...]
+    chunk: torch.Tensor | Chunk
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A language model that reads chunks of text from KV of any origin, through the engine's contract alone."""
+"""A model that reads text or pictures from KV of any origin, through the engine's contract alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from kamera import Backbone
+from kamera import Backbone, Chunk
 from kamera.engines import Span
 from kamera.ops import KV, Blocks, Deltas, Patch, apply_patch, deficit, kv_map, kv_tokens
 
@@ -33,11 +33,11 @@ class Reader:
     that has no template.
     """
 
-    def __init__(self, backbone: Backbone, sabotage: Sabotage = "") -> None:
+    def __init__(self, backbone: Backbone, sabotage: Sabotage = "", system: str = SYSTEM) -> None:
         self.engine, self.sabotage = backbone.engine, sabotage
         self.layout = self.engine.layout
         self._last: Deltas | None = None  # of the chunk before, for sabotage
-        head, self._foot = _frame(backbone.processor)
+        head, self._foot = _frame(backbone.processor, system)
         self.prefix = self.tokenize(head)
         self._live, self._anchor = self.engine.live(), Source(self._run([self.prefix], 0, None)[0], 0)
 
@@ -49,11 +49,11 @@ class Reader:
         """Token ids of a question, up to where the answer begins."""
         return self.tokenize(f"{text}{self._foot}")
 
-    def prefill(self, chunks: Sequence[torch.Tensor], behind: Sequence[Source] = ()) -> list[Source]:
+    def prefill(self, chunks: Sequence[torch.Tensor | Chunk], behind: Sequence[Source] = ()) -> list[Source]:
         """Chunks that follow each other behind the anchor and ``behind``: one forward."""
         start = self._show(behind)
         kvs = self._run(chunks, start, self._live)
-        starts = [start + sum(map(len, chunks[:i])) for i in range(len(chunks))]
+        starts = [start + sum(map(_count, chunks[:i])) for i in range(len(chunks))]
         return [Source(kv, place) for kv, place in zip(kvs, starts, strict=True)]
 
     def logits(self, texts: Sequence[torch.Tensor], behind: Sequence[Source]) -> list[torch.Tensor]:
@@ -104,22 +104,28 @@ class Reader:
         self._live.show(spans)
         return at
 
-    def _run(self, chunks: Sequence[torch.Tensor], start: int, behind: Any) -> tuple[KV, ...]:
-        places = [self.positions(start + sum(map(len, chunks[:i])), len(c)) for i, c in enumerate(chunks)]
+    def _run(self, chunks: Sequence[torch.Tensor | Chunk], start: int, behind: Any) -> tuple[KV, ...]:
+        befores = [sum(map(_count, chunks[:i])) for i in range(len(chunks))]
+        places = [self.positions(start + n, _count(c)) for n, c in zip(befores, chunks, strict=True)]
         return self.engine.prefill([self._encoded(c) for c in chunks], places, behind)
 
-    def _encoded(self, chunk: torch.Tensor) -> Any:
-        return self.engine.encode(self.engine.chunk_from_tensors(chunk))
+    def _encoded(self, chunk: torch.Tensor | Chunk) -> Any:
+        made = chunk if isinstance(chunk, Chunk) else self.engine.chunk_from_tensors(chunk)
+        return self.engine.encode(made)
 
     def _offset(self, distance: int) -> tuple[int, ...]:
         return (distance,) * self.engine.axes
 
 
-def _frame(tokenizer: Any) -> tuple[str, str]:
+def _count(chunk: torch.Tensor | Chunk) -> int:
+    return chunk.num_tokens if isinstance(chunk, Chunk) else len(chunk)
+
+
+def _frame(tokenizer: Any, system: str) -> tuple[str, str]:
     """What stands before the notes, and between a question and its answer."""
     if tokenizer.chat_template is None:
         return tokenizer.bos_token or "Notes\n\n", "\nAnswer:"
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _MARK}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": _MARK}]
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     head, foot = whole.split(_MARK)
     return head, foot

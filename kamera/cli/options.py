@@ -43,7 +43,10 @@ def size(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-_MODEL = "Model directory or hub name; 'testbed' for the shipped one, 'smollm2' for SmolLM2-135M-Instruct."
+_MODEL = (
+    "Model directory or hub name; 'testbed' for the shipped one, 'smollm2' for SmolLM2-135M-Instruct, "
+    "'screen-reader' for that behind a tower that reads screens."
+)
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
 ModelOption = Annotated[str, typer.Option("--model", help=_MODEL)]
 Device = Annotated[

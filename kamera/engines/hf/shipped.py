@@ -7,6 +7,7 @@ import hashlib
 import lzma
 from pathlib import Path
 
+from kamera.engines.hf.screen_reader import SCREEN_READER, screen_reader_source
 from kamera.engines.hf.smollm2 import SMOLLM2, smollm2_source
 from kamera.files import cache_dir, publish_file
 
@@ -18,12 +19,14 @@ _WEIGHTS, _SIZE = "model.safetensors", 5_581_776
 
 
 def source_of(name: str | Path) -> str | Path:
-    """What transformers loads for a model's ``name``: its folder for `SHIPPED` and `SMOLLM2`, else ``name``.
+    """What transformers loads for a model's ``name``: its folder for one of our names, else ``name``.
 
-    Of a path ``~`` is the user's home. Raises as `smollm2_source`.
+    Of a path ``~`` is the user's home. Raises as `smollm2_source` and `screen_reader_source`.
     """
     if name == SMOLLM2:
         return smollm2_source()
+    if name == SCREEN_READER:
+        return screen_reader_source()
     if name == SHIPPED:
         return weights_dir()
     return Path(name).expanduser() if str(name).startswith("~") else name

