@@ -65,8 +65,8 @@ def clients(passages: list[str]) -> dict[str, tuple[Messages, Rule, str | None]]
         chat.append({"role": "user", "content": f"What does this say?\n{first}"})
         chat.append({"role": "assistant", "content": f"{thought}It says what {first.partition(':')[0]} is."})
     return {
-        "agent, old pages dropped": (read, _drop_pages, "I do not know."),
-        "agent, old pages replaced": (read, _replace_pages, "I do not know."),
+        "agent, old pages dropped": (read, drop_pages, "I do not know."),
+        "agent, old pages replaced": (read, replace_pages, "I do not know."),
         "chat, oldest exchange dropped": (chat, _last_exchanges, None),
         "chat, a note that counts": (chat, _counted, None),
         "chat, thinking stripped": (chat, _stripped, None),
@@ -138,11 +138,13 @@ def _answer(backbone: HfEngine, text: str) -> list[int]:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _drop_pages(full: Messages) -> Messages:
+def drop_pages(full: Messages) -> Messages:
+    """The last pages, each with the assistant's message in front of it."""
     return [*full[:2], *full[2:][max(0, len(full) - 2 - 2 * KEEP) :]]
 
 
-def _replace_pages(full: Messages) -> Messages:
+def replace_pages(full: Messages) -> Messages:
+    """All messages; the text of older pages gives way to a placeholder."""
     old = range(3, len(full) - 2 * KEEP, 2)
     return [{**m, "content": "(removed)"} if i in old else m for i, m in enumerate(full)]
 

@@ -4,9 +4,12 @@
   client gets alone.
 * ``clients``: the six agents of ``benchmarks.price agents`` over ``/v1/chat/completions``, with a session's
   id and without; tokens before the first token beside a prefix cache.
+* ``peers``: two text agents on SmolLM2, on ``kamera serve`` and on other servers, each of which needs a
+  Python of an environment of its own: one with ``xllamacpp``, one with vLLM.
 
     python -m benchmarks.serve load [--clients 1 4 16] [--requests 48]
     python -m benchmarks.serve clients [--turns 20]
+    python -m benchmarks.serve peers [--llamacpp PYTHON] [--vllm PYTHON] [--turns 20]
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks import report
-from benchmarks.serve import clients, load
+from benchmarks.serve import clients, load, peers
 
-WHAT = {"load": load.rows, "clients": clients.rows}
+WHAT = {"load": load.rows, "clients": clients.rows, "peers": peers.rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=20, help="of each agent")
     parser.add_argument("--side", type=int, default=64, help="pixels of an agent's picture")
     parser.add_argument("--layers", type=int, default=2, help="of the agents' model")
+    parser.add_argument("--llamacpp", metavar="PYTHON", help="of peers: it has xllamacpp")
+    parser.add_argument("--vllm", metavar="PYTHON", help="of peers: it has vLLM")
+    parser.add_argument(
+        "--modes", nargs="*", default=["auto", "amortize", "forget"], help="of peers: Kamera's"
+    )
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

