@@ -1,10 +1,10 @@
 """Peers on one machine, with the same weights: text agents that edit their own histories, over HTTP.
 
 Two agents read a page a step on SmolLM2 and keep the last three: older pages leave, or a placeholder takes
-their place. Each step asks about one of the pages that are left, or of what stands before it. Requests are
-equal for every system: in the history stand the true answers, whatever a system said. Behind each request
-the same one is sent *cold*, to nothing that was kept, so that a figure is held against the same system's own
-prefill, on a machine that is as busy.
+their place. Each step asks about one of the pages in view. Requests are equal for every system: in the
+history stand the true answers, whatever a system said. Behind every third request the same one is sent
+*cold*, to nothing that was kept, so that a step is held against the same system's own prefill, on a machine
+that is as busy.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ AGENTS = {"dropped": drop_pages, "replaced": replace_pages}
 ANSWER, LIKELIEST, LONGEST = 8, 20, 100
 """Tokens of an answer; alternatives of its first token that are told; tokens of a page."""
 
-WARM = 5
-"""Steps before those whose times are compared: two departures have been seen."""
+WARM, EVERY = 4, 3
+"""The first step that is sent cold, too, counted from 0, when a page has left; and how many lie between."""
 
 KEYS = "peers-key-of-tenant-{}"
 
@@ -106,7 +106,7 @@ def rows(options: Namespace) -> Iterator[report.Row]:
 def systems(options: Namespace, scratch: Path) -> Iterator[System]:
     """Those whose environments are given, and Kamera; of each one with its reuse switched off."""
     if options.llamacpp:
-        for reuse in (0, 16):
+        for reuse in (16, 0):
             script = str(Path(__file__).with_name("llamacpp.py"))
             name = f"llama.cpp, n_cache_reuse {reuse}"
             command = (options.llamacpp, script, str(wheel_file()), "PORT", str(reuse))
@@ -148,35 +148,36 @@ def steps(pages: list[str], rule: Any) -> list[Step]:
 
 
 def run(system: System, url: str, process: int, asked: list[Step]) -> report.Row:
-    """The agent's steps on a server, each also cold; the next one comes when the server is idle."""
-    warm, cold = list[Answer](), list[Answer]()
-    spent = [0.0, 0.0]
-    arms = [warm] if system.cold is None else [warm, cold]
+    """The agent's steps on a server; the next one comes when the server is idle."""
+    warm, pairs, spent, measured = list[Answer](), list[tuple[Answer, Answer, Step]](), [0.0, 0.0], 0.0
     with httpx.Client(verify=False, timeout=600) as http:
         _answered(http, url, system, asked[0].messages[:2], len(asked) + 1)  # what a first request loads
-        at = settled(process)
+        before = settled(process)
         for i, step in enumerate(asked):
-            for kind, answers in enumerate(arms):
-                answers.append(_answered(http, url, system, step.messages, kind * (i + 1)))
-                spent[kind] += (now := settled(process)) - at
-                at = now
+            warm.append(_answered(http, url, system, step.messages, 0))
+            measured, before = (now := settled(process)) - before, now
+            if system.cold is not None and i in range(WARM, len(asked), EVERY):
+                pairs.append((warm[-1], _answered(http, url, system, step.messages, i + 1), step))
+                now = settled(process)
+                spent = [spent[0] + measured, spent[1] + now - before]
+                before = now
     counted = {
         "prompt tokens": sum(a.prompt for a in warm),
         "run before the answers": sum(a.run for a in warm),
         "right": sum(s.answer in a.text for s, a in zip(asked, warm, strict=True)),
     }
-    return {**counted, **_beside(warm, cold, spent, asked)} if cold else counted
+    return {**counted, **_beside(pairs, spent)} if pairs else counted
 
 
-def _beside(warm: list[Answer], cold: list[Answer], spent: list[float], asked: list[Step]) -> report.Row:
-    late = range(WARM - 1, len(asked))
-    far = [divergence(c.likeliest, w.likeliest) for w, c in zip(warm, cold, strict=True)]
+def _beside(pairs: list[tuple[Answer, Answer, Step]], spent: list[float]) -> report.Row:
+    far = [divergence(cold.likeliest, warm.likeliest) for warm, cold, _ in pairs]
+    assert all(cold.run == cold.prompt for _, cold, _ in pairs), "a cold request found something"
     return {
-        "run cold": sum(a.run for a in cold),
-        "first token, of cold": round(statistics.median(warm[i].seconds / cold[i].seconds for i in late), 3),
+        "sent cold": len(pairs),
+        "first token, of cold": round(statistics.median(w.seconds / c.seconds for w, c, _ in pairs), 3),
         "processor, of cold": round(spent[0] / spent[1], 3),
-        "answers as cold": sum(w.text == c.text for w, c in zip(warm, cold, strict=True)),
-        "right, cold": sum(s.answer in a.text for s, a in zip(asked, cold, strict=True)),
+        "answers as cold": sum(warm.text == cold.text for warm, cold, _ in pairs),
+        "right of these, cold": sum(step.answer in cold.text for _, cold, step in pairs),
         "KL to cold, median": round(statistics.median(far), 5),
         "KL to cold, largest": round(max(far), 4),
     }
