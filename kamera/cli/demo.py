@@ -1,4 +1,4 @@
-"""``kamera demo``: a clip under a small window, beside a prefix cache and blind reuse."""
+"""``kamera demo``: clips or pages under a small window, beside a prefix cache and blind reuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -37,6 +37,10 @@ _BAR = 36
 @command
 def demo(
     out: Output,
+    model: Annotated[
+        Literal["testbed", "smollm2"],
+        typer.Option(help="Clips on the shipped backbone, or pages of text on SmolLM2-135M-Instruct."),
+    ] = "testbed",
     clips: Annotated[int, typer.Option(min=1, help="Clips to render and walk through.")] = 3,
     questions: Annotated[int, typer.Option(min=1, help="Questions of each kind after each operation.")] = 8,
     video: Annotated[
@@ -47,14 +51,25 @@ def demo(
         typer.Option("--view", dir_okay=False, help="The page to write (default: in your cache folder)."),
     ] = None,
 ) -> None:
-    """Film a small world, edit its window, and compare with a prefix cache and blind reuse."""
+    """Film a small world, edit its window, and compare with a prefix cache and blind reuse.
+
+    With ``--model smollm2`` an agent reads twelve pages, keeps three and looks back, on a model that others
+    trained; where it is not installed a line says so, and the world is shown.
+    """
     from kamera.engines.hf import hide_progress
+    from kamera.errors import UnsupportedBackbone
     from kamera.eval.demo import CACHE, Demo, run_demo
     from kamera.files import cache_dir
     from kamera.window.view import page
 
     if not out.shows_progress:
         hide_progress()
+    missing = list[str]()
+    if model == "smollm2":
+        try:
+            return _read_pages(out, view or cache_dir() / "demo.html")
+        except UnsupportedBackbone as error:
+            missing.append(f"{error}; so here is the shipped backbone")
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         folder = video or Path(scratch)
@@ -80,8 +95,51 @@ def demo(
         f"{clips} clip{'s' * (clips > 1)}, three frames in view. Questions are about what is in view; in the "
         "worst case a legend that has left would answer otherwise. KL: to the re-prefill."
     )
-    notes = [f"clips kept in {folder}"] if video else []
+    notes = [*missing, *([f"clips kept in {folder}"] if video else [])]
     lines = ["", *_picture(result), "", *notes, f"The first clip's page: {path}", "", _NEXT]
+    out.write(document, [listing(title, columns, rows), *lines])
+
+
+def _read_pages(out: Output, path: Path) -> None:
+    """The part of the demo on SmolLM2. Raises UnsupportedBackbone where it is not at hand."""
+    from kamera.engines.hf import Backbone
+    from kamera.eval.demo import CACHE, Demo
+    from kamera.eval.pages import walk_pages
+    from kamera.window.view import page
+
+    backbone, start = Backbone.from_pretrained("smollm2", dtype="float32"), time.perf_counter()
+    with out.progress(11, "operation") as bar:
+        for step in walk_pages(backbone):
+            if isinstance(step, Demo):
+                result = step
+            else:
+                bar.set_description(step)
+                bar.update()
+    seconds = time.perf_counter() - start
+    path.write_text(page(result.events, title="The demo: pages of text on SmolLM2"), encoding="utf-8")
+    document = {**asdict(replace(result, events=())), "view": str(path), "seconds": seconds}
+    document.pop("events")
+    columns = (
+        "after",
+        "arm",
+        "tokens before the answer",
+        "in the background",
+        "right",
+        "KL, nats",
+        "seconds",
+    )
+    rows = [
+        (row.operation if row.arm == CACHE else "", *cells(row), f"{row.seconds:.2f}" if row.seconds else "–")
+        for row in result.rows
+    ]
+    title = (
+        "SmolLM2-135M-Instruct reads twelve pages, three in view, and is asked how the first sentence of "
+        "each goes on. KL: to the re-prefill. Seconds: until a question can be asked, in all."
+    )
+    last = result.answers[-1][0]
+    told = [answer[1:] for answer in result.answers if answer[0] == last]
+    answers = listing(f"After the last operation, {last}:", ("begun", "re-prefill", "kamera"), told)
+    lines = ["", *_picture(result), "", answers, "", f"The page: {path}", "", _NEXT]
     out.write(document, [listing(title, columns, rows), *lines])
 
 

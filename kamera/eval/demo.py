@@ -39,6 +39,7 @@ class DemoRow:
 
     ``tokens`` ran before the answer, ``background`` after it. ``right`` of ``n`` answers are those of the
     clip's truth. ``kl`` is the mean divergence of the answers' first token from the re-prefill's, in nats.
+    ``seconds`` passed before an answer could begin, where they were measured.
     """
 
     operation: str
@@ -48,6 +49,7 @@ class DemoRow:
     right: int
     n: int
     kl: float
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def run_demo(
 def over_all(rows: Sequence[DemoRow]) -> DemoRow:
     """The rows of one arm after one kind of operation as one."""
     sums: dict[str, Any] = {
-        n: sum(getattr(r, n) for r in rows) for n in ("tokens", "background", "right", "n")
+        n: sum(getattr(r, n) for r in rows) for n in ("tokens", "background", "right", "n", "seconds")
     }
     return replace(rows[0], **sums, kl=float(np.mean([row.kl for row in rows])))
 
