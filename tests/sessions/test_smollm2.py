@@ -58,15 +58,6 @@ def test_a_client_that_drops_its_old_turns_is_answered_exactly():
     assert "5520" in last.text
 
 
-def test_amortize_keeps_what_stays_and_runs_what_is_new():
-    session = chat(mode="amortize")
-    session.send([*CHAT, ASK_CODE], **GREEDY)
-    session.flush()
-    turn = session.send([CHAT[0], *CHAT[3:], ASK_CODE], **GREEDY)  # the cat has left
-    assert "4711" in turn.text and turn.report.guarantee == "survivor"
-    assert turn.usage.prompt_tokens - turn.usage.cached_tokens < 0.5 * turn.usage.prompt_tokens
-
-
 def test_a_saved_chat_goes_on_without_running_its_history_again(tmp_path):
     session = chat()
     session.send([*CHAT, ASK_CODE], **GREEDY)
