@@ -38,10 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--side", type=int, default=64, help="pixels of an agent's picture")
     parser.add_argument("--layers", type=int, default=2, help="of the agents' model")
     parser.add_argument("--llamacpp", metavar="PYTHON", help="of peers: it has xllamacpp")
+    parser.add_argument("--reuse", type=int, nargs="+", default=[16, 0], help="of peers: n_cache_reuse")
     parser.add_argument("--vllm", metavar="PYTHON", help="of peers: it has vLLM")
-    parser.add_argument(
-        "--modes", nargs="*", default=["auto", "amortize", "forget"], help="of peers: Kamera's"
-    )
+    parser.add_argument("--modes", nargs="*", default=["auto", "amortize"], help="of peers: Kamera's")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@ Two agents read a page a step on SmolLM2 and keep the last three: older pages le
 their place. Each step asks about one of the pages in view. Requests are equal for every system: in the
 history stand the true answers, whatever a system said. Behind every third request the same one is sent
 *cold*, to nothing that was kept, so that a step is held against the same system's own prefill, on a machine
-that is as busy.
+that is as busy. Without ``n_cache_reuse`` llama.cpp is the plain prefix cache.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def rows(options: Namespace) -> Iterator[report.Row]:
 
 
 def systems(options: Namespace, scratch: Path) -> Iterator[System]:
-    """Those whose environments are given, and Kamera; of each one with its reuse switched off."""
+    """Those whose environments are given, also with their reuse switched off, and Kamera."""
     if options.llamacpp:
-        for reuse in (16, 0):
+        for reuse in options.reuse:
             script = str(Path(__file__).with_name("llamacpp.py"))
             name = f"llama.cpp, n_cache_reuse {reuse}"
             command = (options.llamacpp, script, str(wheel_file()), "PORT", str(reuse))
@@ -121,9 +121,9 @@ def systems(options: Namespace, scratch: Path) -> Iterator[System]:
     keys = scratch / "keys"
     keys.write_text("".join(f"tenant{i} {KEYS.format(i)}\n" for i in range(options.turns + 2)))
     kamera = (sys.executable, "-m", "kamera", "serve", "smollm2", "--port", "PORT", "--keys", str(keys))
-    for mode in options.modes:
-        cold = None if mode == "forget" else dict[str, Any]()
-        yield System(f"kamera serve --mode {mode}", (*kamera, "--mode", mode), {}, cold, keyed=True)
+    for mode in options.modes:  # what amortize keeps is served to its own conversation only, which has an id
+        warm = {"session_id": "agent"} if mode == "amortize" else dict[str, Any]()
+        yield System(f"kamera serve --mode {mode}", (*kamera, "--mode", mode), warm, {}, keyed=True)
 
 
 def steps(pages: list[str], rule: Any) -> list[Step]:
