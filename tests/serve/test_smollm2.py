@@ -44,6 +44,7 @@ def test_a_chat_is_answered_sensibly_and_runs_what_is_new(served: Served):
     assert again.usage.prompt_tokens_details.cached_tokens > 0.9 * again.usage.prompt_tokens
 
 
+@pytest.mark.slow
 def test_what_a_client_drops_or_a_directive_removes_is_gone_over_http(served: Served):
     client = served.openai()
     first = client.chat.completions.create(messages=[*CHAT, ASK_CODE], **GREEDY)

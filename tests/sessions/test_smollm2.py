@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kamera import ChatSession, ChunkStore, Directive
 from tests.engines.compare import relative
 from tests.models.smollm2 import (
@@ -28,6 +30,7 @@ def chat(**options: Any) -> ChatSession:
     return ChatSession(smollm2(), ChunkStore.open("memory://"), **options)
 
 
+@pytest.mark.slow
 def test_a_message_that_a_directive_removes_was_never_there():
     session = chat()
     assert session.send([*CHAT, ASK_CODE], **GREEDY).text == CODE_SAID
