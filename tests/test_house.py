@@ -21,7 +21,7 @@ TOP = Path(__file__).parents[1]
 MOST_BYTES = 9_000_000
 """Of a wheel: 1 MB of code, the testbed's weights (3.6 MB) and the screen reader's tower (4 MB)."""
 
-MOST_CLASSES = 563
+MOST_CLASSES = 560
 """Classes of the product. It only shrinks; the goal is 300."""
 
 MOST_FILES = {"append": 41, "slide": 36, "recall": 37, "generate": 24, "second send": 65}

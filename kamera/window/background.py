@@ -30,7 +30,7 @@ from kamera.trust import LOSSY, AuditFinding, ReusePolicy, lacking_bound
 from kamera.window.plan import Cost, Plan
 from kamera.window.requests import Append, NamedRequest, Newcomer, Recall, Request, Slide
 from kamera.window.run import Executor, Tally
-from kamera.window.slots import Resident, Seat, WindowState, holdings_of, memory_held, span_of
+from kamera.window.slots import Resident, Seat, WindowState, holdings_of, memory_held
 
 _ROUNDING = 1e-6
 
@@ -216,7 +216,7 @@ def audit_slot(executor: Executor, state: WindowState, index: int, kv: KV) -> li
     if guarantee == "exact":
         return [*findings, finding("KV", kv_error, rounding)]
     if source.canonical:
-        missing_share = _lacking(former, span_of(seat, resident), kv, true)
+        missing_share = _lacking(former, resident.span(seat), kv, true)
         bound = lacking_bound(
             guarantee, _energy(former, seat, resident.shown) if guarantee == "patched" else None
         )

@@ -49,8 +49,6 @@ from kamera.window.slots import (
     Source,
     Spot,
     WindowState,
-    footing,
-    staying_behind,
 )
 
 ANSWER = 256
@@ -385,12 +383,12 @@ class EngineWindow:
             source = clean.with_patch(patch, source.behind)
         elif not source.patch:
             return None
-        seat = staying_behind(replace(old, source=source, guarantee=source.guarantee), before)
+        seat = replace(old, source=source, guarantee=source.guarantee).staying(before)
         return seat if at_least(seat.guarantee, "survivor") and policy.keeps(seat.guarantee) else None
 
     def _place_computed(self, chunk_id: str, before: Seats) -> Seat:
         """A chunk that the engine prefills behind ``before``."""
-        spot, state = self._spot(chunk_id, before), footing(before)
+        spot, state = self._spot(chunk_id, before), before.footing
         source = Source(spot, before.lineage, prefilled_behind(state), canonical=False, behind=before.tokens)
         return Seat(chunk_id, self._chunks[chunk_id].length, spot, source, source.guarantee, state)
 

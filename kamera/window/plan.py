@@ -52,9 +52,7 @@ from kamera.window.slots import (
     Seats,
     Source,
     Spot,
-    footing,
     new_number,
-    staying_behind,
 )
 
 DRIFT = 4096
@@ -356,6 +354,25 @@ class Plan:
     def heads(self) -> dict[int, int]:
         """See above."""
         return {s.seat.number: s.head_tokens for s in self.steps if isinstance(s, Prefill) and s.heads}
+
+    @property
+    def tail_prefill(self) -> Prefill | None:
+        """The first of the prefills at the tail of the window after which nothing runs; None without any.
+
+        The question shares a forward with them: what comes after it is later work.
+        """
+        steps = [
+            step
+            for step in self.steps
+            if not (isinstance(step, Follow) or (isinstance(step, Archive | Harvest) and step.later))
+        ]
+        run = runs_of(steps)[-1] if steps else []
+        first, prefills = run[0] if run else None, [step for step in run if isinstance(step, Prefill)]
+        if not isinstance(first, Prefill) or len(prefills) < len(run):
+            return None
+        numbers = [seat.number for seat in (*first.before.seats, *(step.seat for step in prefills))]
+        at_the_tail = numbers == [seat.number for seat in self.after.seats]
+        return first if at_the_tail and first.before.frame == self.after.frame else None
 
     def comparable_text(self) -> str:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
@@ -711,7 +728,7 @@ class Planner:
         Where more than `ReusePolicy.max_departed` of its antecedents has left, it is served with the patch
         behind its own predecessor. Else it is a survivor.
         """
-        kept = staying_behind(seat, before)
+        kept = seat.staying(before)
         stands = seat.source.antecedents == before.lineage
         if stands or seat.clean is not None or self.policy.minimum == "exact":
             return kept
@@ -804,7 +821,7 @@ class Planner:
             has_canonical = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._new_ids
             source = self.view.canonical_source(chunk.chunk_id, lossy=self.view.lossy and has_canonical)
             return source if self.policy.admits(source.guarantee) else None
-        state = footing(before)
+        state = before.footing
         own = chunk.source if isinstance(chunk, Seat) and not chunk.source.canonical else None
         if own and own.antecedents == before.lineage and own.guarantee == state == "exact":
             return own
@@ -852,7 +869,7 @@ class Planner:
 
         ``leading``: the source of a canonical, which the forward behind the anchor alone makes.
         """
-        state = footing(before)
+        state = before.footing
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
             raise PolicyRefused(
@@ -990,7 +1007,7 @@ class Planner:
             offer = self._patch_offer(chunk, names, anchor)
             if offer is None:
                 continue
-            if at_least(guarantee_named(offer.formed), weakest((footing(before), "patched"))):
+            if at_least(guarantee_named(offer.formed), weakest((before.footing, "patched"))):
                 return offer
         return None
 
@@ -1047,13 +1064,13 @@ class Planner:
                 return None
             offset = tuple(to + head_tokens - at for to, at in zip(spot.low, source.home.low, strict=True))
             heads.append(TextHead(seat.number, tokens, offset))
-            guarantees.append(staying_behind(seat, before).guarantee)
+            guarantees.append(seat.staying(before).guarantee)
             head_tokens += tokens
         exact = self._head_at(chunk.heads, before, spot)
         if source is None or (exact is not None and exact.tokens >= head_tokens):
             return None
         guarantee = weakest(
-            [*guarantees, *((prefilled_behind(footing(before)),) if head_tokens < chunk.length else ())]
+            [*guarantees, *((prefilled_behind(before.footing),) if head_tokens < chunk.length else ())]
         )
         if not self.policy.keeps(guarantee):
             return None
@@ -1072,7 +1089,7 @@ class Planner:
             is_home = answer.spot.low == spot.low and not (answer.spot.shape or spot.shape)
             if is_home and before.frame == window.frame and before.seats == window.seats:
                 return TextHead(answer.number, tokens[answer.chunk_id])
-        if footing(before) != "exact":
+        if before.footing != "exact":
             return None
         for seat in (seat for seat in window.seats if seat.chunk_id in tokens):
             source = seat.source

@@ -511,9 +511,3 @@ def indices(permutation: Iterable[SupportsIndex]) -> list[int]:
         except TypeError:
             raise InvalidPermutation(f"{quote(i)} in a permutation is no index: give whole numbers") from None
     return numbers
-
-
-def check_cosine(name: str, value: float) -> None:
-    """Raise `ValueError` unless ``value`` is a number between -1.0 and 1.0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
-        raise ValueError(f"{name} {quote(value)} is no cosine: give a number between -1.0 and 1.0")

@@ -20,7 +20,6 @@ from kamera.errors import EmptyChunk, NonFiniteKV, NotRelocatable, quote
 from kamera.ops import (
     KV,
     NO_KV,
-    Layout,
     kv_concat,
     kv_copy,
     kv_tensors,
@@ -70,7 +69,6 @@ from kamera.window.slots import (
     Source,
     Spots,
     WindowState,
-    footing,
     is_glue,
     shift,
 )
@@ -343,7 +341,7 @@ class Executor:
         spoken = torch.cat([question, answer.tokens[0].to(question)])[: kv_tokens(answer.tail)]
         # places are remembered by id: one id for two lengths would give the second the first one's
         facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
-        positions, formed = self.text_positions(state, spoken), footing(state.seats)
+        positions, formed = self.text_positions(state, spoken), state.seats.footing
         source = Source(
             self.spots.spot(facts, positions),
             state.seats.lineage,
@@ -437,7 +435,7 @@ class _PlanRun:
 
     def run_steps(self) -> tuple[WindowState, torch.Tensor | None]:
         """Run all steps; the window after them, and the answer's tokens."""
-        last = None if self.inquiry is None else tail_prefill(self.plan)
+        last = None if self.inquiry is None else self.plan.tail_prefill
         late_steps: list[Archive | Harvest | Follow] = []
         self.tally.tokens_held = 0  # a run that met a wrong row before this one counts no more
         for group in runs_of(self.plan.steps):
@@ -544,18 +542,29 @@ class _PlanRun:
         self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
     ) -> tuple[KV | None, Encoded, torch.Tensor]:
         """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
-        head = None
-        if step.heads:
-            head, byte_counts = kv_of_heads(
-                step.heads, self.tensors, facts, positions, self.former.backbone.layout
-            )
-            self.tally.add(byte_counts)
+        head = self._kv_of_heads(step.heads, facts, positions) if step.heads else None
         if head is None:
             return None, facts.encoded, positions
         head_tokens = kv_tokens(head)
         self.tally.tokens_held += head_tokens
         spans.append(Span(head, None, (0,) * self.former.backbone.axes))
         return head, Encoded(facts.encoded.input_ids[head_tokens:], {}, {}), positions[:, head_tokens:]
+
+    def _kv_of_heads(self, heads: Sequence[TextHead], facts: Facts, positions: torch.Tensor) -> KV | None:
+        """KV of a text's first tokens, taken over from its ``heads``; None where it is another's."""
+        parts, layout, count = list[KV](), self.former.backbone.layout, 0
+        for head in heads:
+            whose, copy = self.tensors[head.number].facts.encoded, self.tensors[head.number].copy
+            ids, head_positions = facts.encoded.input_ids[count:], shift(copy.positions, head.offset)
+            part = prefix_kv(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
+            if part is None:
+                return None
+            if any(head.offset):
+                part = relocate_kv(part, layout, head.offset)
+                self.tally.bytes_rotated += rotated_bytes(part, layout)
+            parts.append(part)
+            count += head.tokens
+        return kv_concat(parts) if len(parts) > 1 else parts[0]
 
     # -- what is kept --------------------------------------------------------------------------
 
@@ -655,45 +664,3 @@ def _join(head: KV | None, rest: KV) -> KV:
     if head is None:
         return rest
     return kv_concat([head, rest]) if kv_tokens(rest) else kv_copy(head)
-
-
-def tail_prefill(plan: Plan) -> Prefill | None:
-    """The first of the prefills at the tail of the window after which nothing runs; None without any.
-
-    The question shares a forward with them: what comes after it is later work.
-    """
-    steps = [
-        step
-        for step in plan.steps
-        if not (isinstance(step, Follow) or (isinstance(step, Archive | Harvest) and step.later))
-    ]
-    run = runs_of(steps)[-1] if steps else []
-    first, prefills = run[0] if run else None, [step for step in run if isinstance(step, Prefill)]
-    if not isinstance(first, Prefill) or len(prefills) < len(run):
-        return None
-    numbers = [seat.number for seat in (*first.before.seats, *(step.seat for step in prefills))]
-    at_the_tail = numbers == [seat.number for seat in plan.after.seats]
-    return first if at_the_tail and first.before.frame == plan.after.frame else None
-
-
-def kv_of_heads(
-    heads: Sequence[TextHead],
-    tensors: Mapping[int, Resident],
-    facts: Facts,
-    positions: torch.Tensor,
-    layout: Layout,
-) -> tuple[KV | None, Written]:
-    """KV of a text's first tokens, taken over from its ``heads``, and what of it is rotated; None without."""
-    parts, byte_counts, count = list[KV](), Written(), 0
-    for head in heads:
-        whose, copy = tensors[head.number].facts.encoded, tensors[head.number].copy
-        ids, head_positions = facts.encoded.input_ids[count:], shift(copy.positions, head.offset)
-        part = prefix_kv(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
-        if part is None:
-            return None, byte_counts
-        if any(head.offset):
-            part = relocate_kv(part, layout, head.offset)
-            byte_counts += Written(bytes_turned=rotated_bytes(part, layout))
-        parts.append(part)
-        count += head.tokens
-    return kv_concat(parts) if len(parts) > 1 else parts[0], byte_counts

@@ -167,6 +167,16 @@ class Source:
         return digest("kamera.lineage.v1", *self.antecedents)[:32]
 
 
+_WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
+    "exact": "survivor",
+    "patched": "survivor",
+    "survivor": "survivor",
+    "orbit": "near",
+    "near": "near",
+    "blind": "blind",
+}
+
+
 @dataclass(frozen=True)
 class Seat:
     """A chunk in a window: its place, its source KV, and the guarantee of that KV here.
@@ -223,6 +233,16 @@ class Seat:
     def at(self, spot: Spot) -> Seat:
         """The same chunk at another spot."""
         return self if spot == self.spot else replace(self, spot=spot)
+
+    def staying(self, before: Seats) -> Seat:
+        """The chunk as it is, while its antecedents change to those ``before`` it.
+
+        One with the patch of its predecessor is patched once just that stands before it.
+        """
+        if self.source.antecedents != before.lineage:
+            return self.relabel(_WHEN_AN_ANTECEDENT_LEAVES[self.guarantee])
+        is_near = self.guarantee == "near" and self.source.patch is not None and bool(before.seats)
+        return self.relabel("patched") if is_near else self
 
 
 @dataclass(frozen=True)
@@ -300,6 +320,11 @@ class Seats:
         """The present guarantee of each chunk."""
         return tuple([seat.guarantee_here(i == 0, self.frame) for i, seat in enumerate(self.seats)])
 
+    @property
+    def footing(self) -> Guarantee:
+        """The weakest guarantee among the KV that the next chunk attends to."""
+        return weakest(self.guarantees)
+
     def slots(
         self, start: int, labels: Sequence[str], ranks: Sequence[int | None], bytes_per_token: int = 0
     ) -> tuple[Slot, ...]:
@@ -344,40 +369,10 @@ It runs in the forward of its neighbours, which it makes no longer. Its canonica
 each take a forward of their own, and files and look-ups that cost more than they ever save.
 """
 
-_WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
-    "exact": "survivor",
-    "patched": "survivor",
-    "survivor": "survivor",
-    "orbit": "near",
-    "near": "near",
-    "blind": "blind",
-}
-
 
 def is_glue(facts: Facts) -> bool:
     """True for a text of fewer than `GLUE` tokens."""
     return facts.length < GLUE and not (facts.encoded.tensors or facts.position_inputs)
-
-
-def survivor_of(seat: Seat) -> Seat:
-    """A chunk that stays as it is while an antecedent leaves."""
-    return seat.relabel(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
-
-
-def staying_behind(seat: Seat, before: Seats) -> Seat:
-    """A chunk that stays as it is while its antecedents change.
-
-    One with the patch of its predecessor is patched once just that stands before it.
-    """
-    if seat.source.antecedents != before.lineage:
-        return survivor_of(seat)
-    is_near = seat.guarantee == "near" and seat.source.patch is not None and bool(before.seats)
-    return seat.relabel("patched") if is_near else seat
-
-
-def footing(before: Seats) -> Guarantee:
-    """The weakest guarantee among the KV that a chunk here attends to."""
-    return weakest(before.guarantees)
 
 
 @dataclass(frozen=True, eq=False)
@@ -396,12 +391,11 @@ class Resident:
         """The copy from which the live KV is written."""
         return self.copy if self.clean is None else self.clean
 
-
-def span_of(seat: Seat, tensors: Resident) -> Span:
-    """The span of the copy that a seat shows, moved to it."""
-    copy = tensors.copy if seat.clean is None else tensors.clean
-    assert copy is not None, "a clean view has its copy"
-    return Span(copy.kv, copy.patch, seat.offset)
+    def span(self, seat: Seat) -> Span:
+        """The span of the copy that its seat shows, moved to it."""
+        copy = self.copy if seat.clean is None else self.clean
+        assert copy is not None, "a clean view has its copy"
+        return Span(copy.kv, copy.patch, seat.offset)
 
 
 def shift(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
@@ -434,7 +428,8 @@ class WindowState:
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """The spans of the chunks: the copies that they show, moved to their seats."""
-        return tuple(map(span_of, self.seats.seats, self.residents))
+        pairs = zip(self.residents, self.seats.seats, strict=True)
+        return tuple([resident.span(seat) for resident, seat in pairs])
 
     @property
     def positions(self) -> list[torch.Tensor]:

@@ -54,7 +54,6 @@ from kamera.window.requests import (
     Recall,
     Request,
     Without,
-    check_cosine,
 )
 from kamera.window.run import (
     Executor,
@@ -205,7 +204,12 @@ class KameraWindow:
         """
         if (chunk_id is None) == (like is None):
             raise ValueError("recall takes a chunk id or like=PICTURE: give one of the two")
-        check_cosine("min_score", min_score)
+        if (
+            isinstance(min_score, bool)
+            or not isinstance(min_score, int | float)
+            or not -1.0 <= min_score <= 1.0
+        ):
+            raise ValueError(f"min_score {quote(min_score)} is no cosine: give a number between -1.0 and 1.0")
         if like is not None:
             return self._perform_on_slot(Lookalike(like, min_score, move))
         assert chunk_id is not None, "one of the two is given"
