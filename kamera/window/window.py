@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import torch
 from PIL import Image
@@ -816,13 +816,6 @@ class KameraWindow:
             self.anticipate()
 
 
-class Response(NamedTuple):
-    """An answer, as text or without a processor as token ids ``[new]``, and the operation's report."""
-
-    answer: str | torch.Tensor
-    report: Report
-
-
 # -- functions that take a window, for what few ask of it -----------------------------------------
 
 
@@ -940,10 +933,13 @@ def logits_of_answers(
 
 
 @one_at_a_time
-def respond(window: KameraWindow, /, question: Question, request: Request | Plan, **options: Any) -> Response:
+def respond(
+    window: KameraWindow, /, question: Question, request: Request | Plan, **options: Any
+) -> tuple[str | torch.Tensor, Report]:
     """Run a request or a plan, and answer a question behind it; new chunks share its forward.
 
-    The next text at the tail that begins with question and answer takes over their KV. ``options`` as for
+    Returns the answer, as text or without a processor as token ids ``[new]``, and the operation's report. The
+    next text at the tail that begins with question and answer takes over their KV. ``options`` as for
     `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `run` and
     `generate`.
     """
@@ -956,7 +952,7 @@ def respond(window: KameraWindow, /, question: Question, request: Request | Plan
     assert rows is not None, "an inquiry is answered"
     window._audit_one()
     text = backbone.builder.detokenize(rows[0])
-    return Response(rows[0] if text is None else text, report)
+    return rows[0] if text is None else text, report
 
 
 def _is_plain(seat: Seat, resident: Resident) -> bool:
