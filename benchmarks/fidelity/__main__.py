@@ -71,12 +71,13 @@ def measure_arms(
     *before, chunk, follows = document.passages
     front = before if table == "own" else [other.passages[0] for other in others]
     gone, *antecedents = (_chunk(reader, text) for text in front)
-    passages = arms.Passages(gone, tuple(antecedents), _chunk(reader, chunk))
+    last = _chunk(reader, chunk)
+    passages = arms.Passages(gone, tuple(antecedents), last)
     title = chunk.partition(":")[0]
     question = reader.question(f"What does the note on {title} say? Answer in one or two sentences.")
     served = arms.arms(reader, passages, groups)
     true = next(served)
-    answer = reader.answer(question, [*antecedents, passages.chunk], true.sources, ANSWER)
+    answer = reader.answer(question, [*antecedents, last], true.sources, ANSWER)
     asked = [reader.tokenize(follows)[: TEXT + 1], torch.cat([question, answer])[:-1]]
     kept = (TEXT, len(answer))
     reference = _judged(reader, asked, kept, true.sources)

@@ -6,8 +6,8 @@ pixels, and each should be the language model's own embedding of one token: what
 | drawn | tokens, from the square in which it begins |
 |---|---|
 | a word in a colour | the word, the colour |
-| a button: a word in a frame, in a colour | `button`, the word, the colour |
-| a checkbox before a word | the word, `on` or `off` |
+| a button: a dot and a word in a frame, in a colour | `button`, the word, the colour |
+| a word, then a checkbox | the word, `on` or `off` |
 | a field: a label, then a word in a frame | the label, `:`, the word |
 | a number: a label, then two digits in a frame | the label, `:`, a digit, a digit |
 | a highlighted row | `selected`, then what stands in it |
@@ -102,7 +102,6 @@ LEVELS = (
     Style(faces=2, step=32, rise=0),
     Style(faces=4, step=16, rise=0),
     Style(faces=6, step=8, rise=0),
-    Style(faces=8, step=4, rise=1),
 )
 """Ever freer styles; the last is what the reader is measured on."""
 
@@ -119,7 +118,7 @@ class Screen:
 
 FACES: tuple[tuple[str, int], ...] = (
     ("", 13), ("DejaVuSans.ttf", 12), ("DejaVuSans-Bold.ttf", 11), ("DejaVuSerif.ttf", 12),
-    ("STIXGeneral.ttf", 15), ("", 14), ("DejaVuSans.ttf", 11), ("DejaVuSansMono.ttf", 12),
+    ("STIXGeneral.ttf", 15), ("", 14),
 )  # fmt: skip
 """File (of matplotlib's fonts; "" is the one that Pillow carries) and size in pixels, the easy ones first."""
 
@@ -216,7 +215,9 @@ class Painter:
         }[kind]
         inside = round(_extent(value, index)[0])
         framed = (column + 2) * SQUARE + 3 - x if kind in ("field", "number") else 0  # from x to the frame
-        right = x + {"word": width, "button": width + 14, "check": width + 18}.get(kind, framed + inside + 8)
+        right = x + {"word": width, "button": SQUARE + width + 8, "check": width + 20}.get(
+            kind, framed + inside + 8
+        )
         if right > SIDE - 2 or column + len(texts) > SQUARES or width > 66 or (framed and width > framed - 4):
             return [], 0
         black = draw.choice(((0, 0, 0), (40, 40, 40), (20, 20, 90)))
@@ -226,13 +227,15 @@ class Painter:
         elif kind == "button":
             edge, fill = ((120, 120, 120), (225, 225, 228)) if draw.random() < 0.5 else (ink, (252, 252, 252))
             canvas.rounded_rectangle((x, y - 11, right, y + 11), 4, fill=fill, outline=edge)
-            self._write(screen, canvas, x + 7, y, word, index, ink)
+            canvas.ellipse((x + 9, y - 5, x + 19, y + 5), fill=ink)
+            self._write(screen, canvas, x + SQUARE, y, word, index, ink)
             shown = ("button", word, colour)
         elif kind == "check":
-            canvas.rectangle((x, y - 6, x + 12, y + 6), fill=(255, 255, 255), outline=(90, 90, 90))
+            self._write(screen, canvas, x, y, word, index, black)
+            box = x + width + 7
+            canvas.rectangle((box, y - 6, box + 12, y + 6), fill=(255, 255, 255), outline=(90, 90, 90))
             if state == "on":
-                canvas.line((x + 3, y, x + 5, y + 4, x + 10, y - 4), fill=(0, 90, 200), width=2)
-            self._write(screen, canvas, x + 18, y, word, index, black)
+                canvas.line((box + 3, y, box + 5, y + 4, box + 10, y - 4), fill=(0, 90, 200), width=2)
             shown = ("check", word, state)
         else:
             self._write(screen, canvas, x, y, word, index, black)

@@ -29,7 +29,7 @@ _SEEN = (
 """Steps to the right and down that the heads of each layer look at first."""
 
 
-def config(text: dict[str, Any], image_token_id: int) -> Idefics3Config:
+def config(text: dict[str, Any], image_token_id: int) -> Any:
     """The config of the whole model around a language model's."""
     vision = {
         "hidden_size": WIDTH,
@@ -45,14 +45,15 @@ def config(text: dict[str, Any], image_token_id: int) -> Idefics3Config:
         scale_factor=2,
         image_token_id=image_token_id,
         tie_word_embeddings=True,
-        pad_token_id=text["pad_token_id"],
     )
 
 
 class Tower(nn.Module):
     """Vision transformer and connector, by the names that the whole model has for them."""
 
-    def __init__(self, whole: Idefics3Config):
+    vision_model: Any
+
+    def __init__(self, whole: Any):
         super().__init__()
         whole.vision_config._attn_implementation = "sdpa"
         self.vision_model = Idefics3VisionTransformer(whole.vision_config)

@@ -12,7 +12,7 @@ from benchmarks.screen_reader.questions import SYSTEM, prompt, question
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import smollm2
 from kamera.errors import UnsupportedBackbone
-from tests.models.screen_reader import screen_reader, screens
+from tests.models.screen_reader import items, screen_reader, screens
 from tests.models.smollm2 import needs_smollm2
 
 pytestmark = needs_smollm2
@@ -67,6 +67,20 @@ def test_a_window_of_screens_is_the_plain_model(operations):
             assert torch.linalg.vector_norm(logits - plain) <= 1e-4 * plain.norm()
             said = screen_reader().processor.tokenizer.decode(plain.argmax())
             assert window.generate(asked, max_new_tokens=1).strip() == said.strip()
+
+
+def test_fresh_screens_are_read():
+    reader = screen_reader()
+    drawn, ids = screens(seed=11, count=4, most=None), items().ids
+    table = reader.model.get_input_embeddings().weight[list(ids.values())].T
+    with torch.no_grad():
+        inputs = reader.processor(text="<image>" * 4, images=[s.picture for s in drawn], return_tensors="pt")
+        pictures = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask")}
+        seen = torch.cat(list(reader.model.get_image_features(**pictures).pooler_output)).flatten(0, -2)
+        found = (seen / seen.norm(dim=-1, keepdim=True) @ (table / table.norm(dim=0))).argmax(-1)
+    pairs = zip((text for s in drawn for row in s.texts for text in row), found.tolist(), strict=True)
+    read = [(text, list(ids)[index]) for text, index in pairs if text != "\n"]
+    assert sum(true == said for true, said in read) >= 0.93 * len(read), read
 
 
 def test_without_the_wheel_one_line_says_what_to_install(monkeypatch):
