@@ -4,8 +4,8 @@
 learns to make of each square the embedding of what stands there. Screens become freer as it reads them. DIR
 gets a checkpoint every minute; a second ``train`` goes on from it. At the end DIR/shipped is what
 `kamera/testbed/weights/screen-reader` holds. ``check`` prints what is read on fresh screens by face and by
-kind of square, and how many questions the frozen language model answers about pictures, and about the same
-words as text. ``fidelity`` prints what each way of serving a screen behind three others loses.
+kind of square; ``ask`` how many questions the frozen language model answers about pictures, and about the
+same words as text. ``fidelity`` prints what each way of serving a screen behind three others loses.
 """
 
 from __future__ import annotations
@@ -107,7 +107,12 @@ def _check(options: argparse.Namespace) -> None:
         0, {"on": "all", **score(tower, targets, Painter(targets.items, HELD_OUT), 4 * options.screens)}
     )
     report.tell(options, "Squares read on fresh screens", rows)
-    asked = answered(backbone, targets.items, HELD_OUT + 1000, options.questions)
+
+
+def _ask(options: argparse.Namespace) -> None:
+    backbone = Backbone.from_pretrained(SCREEN_READER, dtype="float32")
+    items = items_of(backbone.processor.tokenizer.get_vocab(), options.words)
+    asked = answered(backbone, items, HELD_OUT + 1000, options.questions)
     report.tell(options, "Questions answered", asked)
 
 
@@ -126,7 +131,7 @@ def _fidelity(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """See the module."""
     parser = report.parser("screen_reader", __doc__)
-    parser.add_argument("verb", choices=("train", "check", "fidelity"))
+    parser.add_argument("verb", choices=("train", "check", "ask", "fidelity"))
     parser.add_argument("--out", type=Path, default=Path("screen-reader"), help="of train: folder to write")
     parser.add_argument("--minutes", type=float, default=80)
     parser.add_argument("--words", type=int, default=600)
@@ -138,10 +143,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--windows", type=int, default=20, help="of fidelity")
     parser.add_argument("--sabotage", choices=["", "no-rotation", "foreign-patch"], default="")
     parser.add_argument("--screens", type=int, default=32, help="of check: for each face")
-    parser.add_argument("--questions", type=int, default=100, help="of check")
+    parser.add_argument("--questions", type=int, default=100, help="of ask")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    {"train": _train, "check": _check, "fidelity": _fidelity}[options.verb](options)
+    {"train": _train, "check": _check, "ask": _ask, "fidelity": _fidelity}[options.verb](options)
 
 
 if __name__ == "__main__":
