@@ -13,9 +13,9 @@ import torch
 
 from kamera import forks
 from kamera.content import Message, Rendered, own_messages, shown_message
-from kamera.edits import Directive, EditPolicy, Snap, edit_messages, same
+from kamera.edits import Directive, EditPolicy, Mode, Snap, Unit, edit_messages, resolve, same
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
-from kamera.errors import KameraError
+from kamera.errors import InvalidDirective, KameraError
 from kamera.files import user_path
 from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors, History, whole_history
@@ -35,9 +35,9 @@ from kamera.sessions.stream import (
     read_answer,
     refuse_own_options,
 )
-from kamera.store import ChunkStore, check_store
+from kamera.store import ChunkStore, StoreAdmin, check_store
 from kamera.trust import ReusePolicy
-from kamera.window import KameraWindow, Trace
+from kamera.window import KameraWindow, Trace, former_of
 
 
 class ChatSession:
@@ -320,6 +320,44 @@ class ChatSession:
             state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
             self._publish(state.after_change(messages=tuple(history), last=None))
         return report
+
+    def evict(self, span: tuple[int, int], *, unit: Unit = "messages", mode: Mode = "auto") -> TurnReport:
+        """Take ``start:end`` out of the history and the window: a `Directive` without a replacement."""
+        return self.edit([Directive(*span, mode=mode, unit=unit)])
+
+    def share(self, span: tuple[int, int], *, unit: Unit = "messages") -> tuple[str, ...]:
+        """Store now what other sessions on this store can serve of ``start:end``; the ids of its chunks.
+
+        Chunks that stand in the window only in part are among them; what no window holds yet (the last
+        answer) is not. Runs a forward for each whose canonical is not stored. Raises InvalidDirective for a
+        span outside of `render`, StoreError if the store refuses.
+        """
+        refuse_over_engine(self._anchors, "share and pin")
+        with self._change():
+            window = self.window
+            if window is None:
+                raise InvalidDirective("no turn was sent yet: there is no KV to keep")
+            assert isinstance(window, KameraWindow), "over no engine"
+            spans = [Directive(*span, unit=unit)]
+            (edit,) = resolve(spans, self.render(), self._conversations.tokenize, snap="widen")
+            slots = [s for s in window.slots if s.start < edit.stop and edit.start < s.start + s.length]
+            for slot in slots:
+                if not self.store.has(former_of(window).context, slot.chunk_id):
+                    window.condition(slot, False)  # of a fork: it is formed and stored
+        self.flush()
+        return tuple(dict.fromkeys(slot.chunk_id for slot in slots))
+
+    def pin(
+        self, span: tuple[int, int], *, ttl: float | str | None = None, unit: Unit = "messages"
+    ) -> tuple[str, ...]:
+        """`share` a span, and keep its objects through `StoreAdmin.gc` and limits; the ids of its chunks.
+
+        ``ttl`` is seconds, or text such as ``"12h"``; None: until `StoreAdmin.unpin`. Raises as `share`, and
+        PinsFull.
+        """
+        chunk_ids = self.share(span, unit=unit)
+        StoreAdmin(self.store).pin(chunk_ids, ttl)
+        return chunk_ids
 
     def fork(self) -> ChatSession:
         """An independent session of the same history, without copying; that before an answer, during it."""
