@@ -63,7 +63,7 @@ class Reader:
         return list(self.engine.ask(texts, positions, self._live, every=True))
 
     def answer(
-        self, question: torch.Tensor, chunks: Sequence[torch.Tensor], behind: Sequence[Source], most: int
+        self, question: torch.Tensor, chunks: Sequence[Any], behind: Sequence[Source], most: int
     ) -> torch.Tensor:
         """The likeliest answer ``[tokens]`` to a question behind chunks, which ``behind`` is the KV of."""
         self._show(behind)

@@ -114,7 +114,14 @@ def systems(options: Namespace, scratch: Path) -> Iterator[System]:
             yield System(name, command, {"cache_prompt": True, "id_slot": 0}, cold)
     if options.vllm:
         serve = ("-m", "vllm.entrypoints.openai.api_server", "--model", smollm2_source(), "--port", "PORT")
-        given = ("--served-model-name", "smollm2", "--dtype", "float32", "--max-model-len", "4096")
+        given: tuple[str, ...] = (
+            "--served-model-name",
+            "smollm2",
+            "--dtype",
+            "float32",
+            "--max-model-len",
+            "4096",
+        )
         given += ("--enforce-eager", "--block-size", "16", "--enable-prompt-tokens-details")
         yield System("vLLM, prefix caching", (options.vllm, *serve, *given), {}, {"cache_salt": "COLD"})
         yield System("vLLM, off", (options.vllm, *serve, *given, "--no-enable-prefix-caching"))

@@ -139,8 +139,8 @@ def _read_pages(out: Output, path: Path) -> None:
     last = result.answers[-1][0]
     told = [answer[1:] for answer in result.answers if answer[0] == last]
     answers = listing(f"After the last operation, {last}:", ("begun", "re-prefill", "kamera"), told)
-    lines = ["", *_picture(result), "", answers, "", f"The page: {path}", "", _NEXT]
-    out.write(document, [listing(title, columns, rows), *lines])
+    ends = ["", f"The page: {path}", "", _NEXT]
+    out.write(document, [listing(title, columns, rows), "", *_picture(result), "", answers, *ends])
 
 
 def cells(row: DemoRow) -> tuple[str, ...]:

@@ -160,5 +160,5 @@ def _in_view(questions: Mapping[int, Ask], ids: Sequence[str], window: KameraWin
 def _asked(window: KameraWindow, questions: Sequence[Ask], tokens: int) -> tuple[torch.Tensor, list[str]]:
     """Logits ``[questions, vocabulary]`` of the answers' first tokens, and the answers."""
     logits = torch.stack([window.next_token_logits(question.spoken) for question in questions])
-    said = [window.generate(ask.spoken, max_new_tokens=tokens, do_sample=False) for ask in questions]
+    said = [str(window.generate(ask.spoken, max_new_tokens=tokens, do_sample=False)) for ask in questions]
     return logits, said

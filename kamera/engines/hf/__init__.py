@@ -1,7 +1,6 @@
 """A Hugging Face model behind one interface."""
 
 from kamera.engines.hf.backbone import Backbone, Description, describe
-from kamera.engines.hf.cache import ModelCache
 from kamera.engines.hf.contents import ServedModel
 from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.load import hide_progress, load_model, load_processor
@@ -20,7 +19,6 @@ __all__ = [
     "Backbone",
     "Description",
     "HfEngine",
-    "ModelCache",
     "OperatorProof",
     "ServedModel",
     "compare_kv",
