@@ -27,8 +27,8 @@ from unittest.mock import patch as replacing
 
 import torch
 
-import kamera
 from benchmarks import report
+from benchmarks.calls import INSIDE, called
 from benchmarks.store.content import CONTEXT, canonical, gqa, patched_window, pictured
 from kamera import ChunkStore
 from kamera.ops import kv_slice
@@ -130,7 +130,7 @@ def edits(options: Any) -> Iterator[report.Row]:
             for name in ("slide", "reorder"):
                 url = "memory://" if kind == "memory" else f"{place}/{name}"
                 work, window = patched_window(url, name)
-                calls, _ = _called(work)
+                calls = called(work).calls
                 patched = sum(bool(slot.rank) for slot in window.slots)
                 what = f"{name}, four stored patches, 28 layers, {kind}"
                 yield {"what": what, "Python calls": calls, "patches shown": patched}
@@ -138,7 +138,6 @@ def edits(options: Any) -> Iterator[report.Row]:
 
 def entered(options: Any) -> Iterator[report.Row]:
     """Files of the product that a batch of new objects and a look-up in memory enter; the room's size."""
-    inside = Path(kamera.__file__).parent
     with tempfile.TemporaryDirectory(dir=options.directory) as place:
         store = ChunkStore.open(place)
         store.put(canonical(0, 4, 8))
@@ -147,10 +146,10 @@ def entered(options: Any) -> Iterator[report.Row]:
             "put_many of new objects": lambda: store.put_many(new),
             "a look-up that hits memory": lambda: store.get_canonical(CONTEXT, new[0].chunk_id),
         }.items():
-            calls, files = _called(work)
-            names = sorted(p.relative_to(inside).as_posix() for p in files if p.is_relative_to(inside))
-            yield {"what": name, "files entered": len(names), "Python calls": calls, "which": " ".join(names)}
-    room = [*sorted((inside / "store").glob("*.py")), inside / "files.py", inside / "forks.py"]
+            seen = called(work)
+            row = {"what": name, "files entered": len(seen.files), "Python calls": seen.calls}
+            yield {**row, "which": " ".join(seen.files)}
+    room = [*sorted((INSIDE / "store").glob("*.py")), INSIDE / "files.py", INSIDE / "forks.py"]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in room)
     yield {"what": "the room, with files.py and forks.py", "files": len(room), "lines": lines}
 
@@ -169,25 +168,6 @@ def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def _called(work: Callable[[], object]) -> tuple[int, set[Path]]:
-    """Calls of the product's functions that ``work`` makes on this thread, and the files they are in."""
-    inside = str(Path(kamera.__file__).parent)
-    count, files = 0, set()
-
-    def hear(frame: Any, event: str, _: object) -> None:
-        nonlocal count
-        if event == "call" and frame.f_code.co_filename.startswith(inside):
-            count += 1
-            files.add(Path(frame.f_code.co_filename))
-
-    sys.setprofile(hear)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count, files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

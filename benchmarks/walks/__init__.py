@@ -1,0 +1,1 @@
+"""What an operation walks through: `python -m benchmarks.walks`."""
