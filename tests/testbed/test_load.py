@@ -12,10 +12,11 @@ from kamera.engines.hf import HfEngine, ServedModel
 from kamera.testbed import load, weights_dir
 
 
-def test_the_package_has_one_backbone_under_four_megabytes():
+def test_the_package_has_one_backbone_and_one_tower_each_of_four_megabytes():
     shipped = Path(testbed.__file__).parent / "weights"
-    assert [folder.name for folder in shipped.iterdir()] == [weights_dir().name]
-    assert sum(path.stat().st_size for path in (shipped / "gqa").iterdir()) <= 4_000_000
+    assert {folder.name for folder in shipped.iterdir()} == {weights_dir().name, "screen-reader"}
+    for folder in shipped.iterdir():
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= 4_100_000
 
 
 def test_the_model_directory_is_unpacked_whole_into_the_cache(monkeypatch, tmp_path):

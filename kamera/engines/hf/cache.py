@@ -84,7 +84,7 @@ def is_in_room(cache: ModelCache) -> bool:
     """True if all tokens of a cache stand in the room in which it grew, and nobody else writes there."""
     if not isinstance(cache, _Growing) or cache.whole is NO_KV:
         return False
-    return all(layer.is_in_room for layer in cache.kv_layers)
+    return all([layer.is_in_room for layer in cache.kv_layers])
 
 
 def growing_cache(config: Any, layout: Layout, room: KV, start: int, stop: int, end: int) -> ModelCache:
@@ -153,10 +153,10 @@ class _Grown:
         stop = self.length + new.shape[-2]
         if self.rest.shape[-2] or stop > self.room.shape[-2]:
             self.rest = torch.cat([self.rest, new], dim=-2)
-        else:
-            self.room.narrow(-2, self.length, new.shape[-2]).copy_(new)
-            self.length = stop
-        return self.span()
+            return self.span()
+        self.room.narrow(-2, self.length, new.shape[-2]).copy_(new)
+        self.length = stop
+        return self.room.narrow(-2, 0, stop)  # each layer and token comes here
 
     def span(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Tokens ``start:stop``: a view where they stand in one place, else a copy."""
@@ -203,7 +203,10 @@ class _InPlace(DynamicLayer):
     @property
     def is_in_room(self) -> bool:
         """True if all its tokens are."""
-        return all(isinstance(t, _Grown) and not t.rest.shape[-2] for t in self.tensors.values())
+        for tensor in self.tensors.values():
+            if not isinstance(tensor, _Grown) or tensor.rest.shape[-2]:
+                return False
+        return True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
