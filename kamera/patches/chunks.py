@@ -36,6 +36,11 @@ class Facts:
         return self.encoded.position_inputs
 
     @property
+    def is_text(self) -> bool:
+        """True if its KV depends on its token ids and positions alone."""
+        return not (self.encoded.tensors or self.encoded.position_inputs)
+
+    @property
     def reads(self) -> frozenset[str]:
         """Ids of the chunks whose stored canonicals its own is read or made from."""
         return frozenset((self.chunk_id, *(head for head, _ in self.heads)))

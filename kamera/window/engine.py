@@ -23,6 +23,7 @@ from kamera.engines import (
     Engine,
     EnginePrompt,
     EngineSampling,
+    Offset,
     Part,
     PositionLimits,
     PromptPicture,
@@ -39,17 +40,7 @@ from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, conditio
 from kamera.trust import ReusePolicy, at_least, prefilled_behind
 from kamera.window.plan import Planner, View
 from kamera.window.requests import Newcomer, Reorder
-from kamera.window.slots import (
-    Offer,
-    Offset,
-    Resident,
-    Seat,
-    Seats,
-    Slot,
-    Source,
-    Spot,
-    WindowState,
-)
+from kamera.window.slots import Offer, Resident, Seat, Seats, Slot, Source, Spot, WindowState
 
 ANSWER = 256
 """Tokens that another engine's answer may have if ``max_new_tokens`` is not given."""

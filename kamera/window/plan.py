@@ -19,7 +19,7 @@ import cattrs
 from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
-from kamera.engines import PositionLimits
+from kamera.engines import Offset, PositionLimits
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull, quote
 from kamera.patches import Catalogue, Facts, Stored, by_form, possible_names, stored_patch, worth_harvesting
 from kamera.store import ObjectInfo, chunks_of
@@ -45,15 +45,7 @@ from kamera.window.requests import (
     Slide,
     Without,
 )
-from kamera.window.slots import (
-    Offer,
-    Offset,
-    Seat,
-    Seats,
-    Source,
-    Spot,
-    new_number,
-)
+from kamera.window.slots import Offer, Seat, Seats, Source, Spot, new_number
 
 DRIFT = 4096
 """Largest offset of a frame before the keys are rotated back.
@@ -398,6 +390,7 @@ class Plan:
 
 
 FORMAT = 1
+"""Of plans in JSON; one of another is refused."""
 
 
 def _unstructure(plan: Plan) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from kamera.window.slots import Slot, WindowState
 MIN_SCORE = 0.9
 """Default cosine below which `KameraWindow.recall` accepts no look-alike."""
 
-
 SHORTEST_HEAD = 8
 """Fewest tokens of a common head that is looked for: the words that open every message are shorter."""
 
@@ -397,7 +396,7 @@ class Names:
         """The text at slot ``index``, or what was said behind the last, if a text begins with any of it."""
         state = self._state
         resident = state.said if index == len(state.residents) else state.residents[index]
-        if resident is None or resident.facts.encoded.tensors or resident.facts.position_inputs:
+        if resident is None or not resident.facts.is_text:
             return ()
         equal = common_prefix(chunk.input_ids.tolist(), resident.facts.encoded.input_ids.tolist())
         return ((resident.facts.chunk_id, equal),) if equal else ()
@@ -417,7 +416,7 @@ class Names:
 
 def texts_by_head(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
     """The chunks whose KV depends on their token ids and positions alone."""
-    chunks = {f.chunk_id: f.encoded.input_ids for f in here if not (f.encoded.tensors or f.position_inputs)}
+    chunks = {f.chunk_id: f.encoded.input_ids for f in here if f.is_text}
     chunks |= {chunk.id: chunk.input_ids for chunk in others if not chunk.inputs}
     groups: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
     for name, tokens in chunks.items():
@@ -491,9 +490,8 @@ def _tokens(takes: Iterable[tuple[int, int]]) -> int:
 
 
 def _text_of(facts: Facts) -> list[int]:
-    """The tokens of a text; none of a chunk whose KV depends on more than these."""
-    plain = not (facts.encoded.tensors or facts.position_inputs)
-    return facts.encoded.input_ids.tolist() if plain else []
+    """The tokens of a text; none of another chunk."""
+    return facts.encoded.input_ids.tolist() if facts.is_text else []
 
 
 def indices(permutation: Iterable[SupportsIndex]) -> list[int]:

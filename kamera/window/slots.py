@@ -15,15 +15,12 @@ from typing import Literal, TypeVar
 
 import torch
 
-from kamera.engines import Engine, Extent, LiveKV, Span
+from kamera.engines import Engine, Extent, LiveKV, Offset, Span
 from kamera.errors import UnknownSlot, quote
 from kamera.ops import digest, kv_tensors, tensor_digest
 from kamera.patches import Anchor, Copy, Facts, compact_positions, form_of
 from kamera.store import chunks_of, survivor_id
 from kamera.trust import Guarantee, weakest
-
-Offset = tuple[int, ...]
-"""Whole positions, one number per axis."""
 
 _DERIVED = ("chunk_ids", "lengths", "lineage", "guarantees")
 _numbers = itertools.count(1)
@@ -372,7 +369,7 @@ each take a forward of their own, and files and look-ups that cost more than the
 
 def is_glue(facts: Facts) -> bool:
     """True for a text of fewer than `GLUE` tokens."""
-    return facts.length < GLUE and not (facts.encoded.tensors or facts.position_inputs)
+    return facts.length < GLUE and facts.is_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -480,7 +477,6 @@ class WindowState:
 _MOST = 4096  # chunks, at 24 bytes per token
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
 
 _Pattern = tuple[torch.Tensor, Offset]
 """Positions of a chunk's tokens from its lowest one ``[axes, tokens]``, and their maximum per axis."""

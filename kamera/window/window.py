@@ -881,8 +881,8 @@ def keep_first(window: KameraWindow, count: int) -> None:
 def keep_kv(window: KameraWindow) -> Recipe:
     """Store the KV that every slot shows. Return the recipe of the window, which then lacks nothing.
 
-    Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled or sampled
-    behind antecedents, survivors included) by its content. No forward runs. Raises StoreError.
+    Canonicals and the anchor are stored as always, and KV that was run in this window (prefilled behind
+    antecedents, survivors included) by its content. No forward runs. Raises StoreError.
     """
     window._check_backbone()
     later_of(window._backbone).flush()
@@ -958,7 +958,7 @@ def respond(
 def _is_plain(seat: Seat, resident: Resident) -> bool:
     """True for a text that shows the KV of its prefill."""
     facts, copy, source = resident.facts, resident.copy, seat.source
-    is_text = not (facts.encoded.tensors or facts.position_inputs or source.home.shape)
+    is_text = facts.is_text and not source.home.shape
     is_prefilled = copy.patch is None and seat.clean is None and not source.canonical
     return is_text and is_prefilled and not isinstance(copy.kv, CodedKV)
 
