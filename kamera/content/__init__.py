@@ -35,14 +35,7 @@ from kamera.content.media import Medium, load_image, names_media
 from kamera.content.media_tokens import ProcessedMedia, own_messages, shown_message
 from kamera.content.plain import exclusive_of
 from kamera.content.segment import Extent, Rendered, Segment, SegmentKind
-from kamera.content.template import (
-    Message,
-    Seams,
-    check_messages,
-    copy_message,
-    media_items,
-    tool_schema,
-)
+from kamera.content.template import Message, Seams, check_messages, copy_message, media_items, tool_schema
 from kamera.content.video import Clip, load_media, read_video
 
 __all__ = [

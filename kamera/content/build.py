@@ -280,7 +280,6 @@ Spoken = str | torch.Tensor | Sequence[int] | Mapping[str, Any] | Sequence[Mappi
 
 _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 
-
 _NO_CONTENT = {
     "inputs_embeds": "its embeddings are those of its token ids",
     "labels": "nothing is trained",

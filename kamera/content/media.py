@@ -151,6 +151,9 @@ def _readable(path: Path) -> str:
         return ""
 
 
+# -- reading ---------------------------------------------------------------------------------------
+
+
 SOURCES = {"image": ("image", "path", "url"), "video": ("video", "path", "url")}
 """The entries of a chat item that name its picture or clip, the first that is there."""
 

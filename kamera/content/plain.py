@@ -3,7 +3,8 @@
 Captions, tool results and questions hold text from cameras, web pages and users: its words never end a turn
 and never become a picture's placeholder. A tokenizer reads "<|im_start|>" in them as the token that opens a
 turn. A conversation refuses such text; a window tokenises it separately, without the guarded tokens, while an
-unused special token stands for it in the rendered chat template.
+unused special token stands for it in the rendered chat template. Calls of a tokenizer that threads cannot
+share come one by one.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ from kamera.errors import (
 )
 from kamera.forks import lazy
 
+Message = Mapping[str, Any]
+"""A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
+
 _OTHER = "KAMERAOTHER"
 
 
@@ -53,7 +56,7 @@ class Vanishing:
         self._render = render
         self._visible_parts: set[str] = set()
 
-    def check(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> None:
+    def check(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> None:
         """Raise ModalityNotSupported for a part of the conversation that the template leaves out.
 
         It does if the text without the part, or with another in its place, is the same. Raises it also for
@@ -75,8 +78,8 @@ class Vanishing:
             self._visible_parts.add(part)
 
     def _without(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
-    ) -> Iterator[tuple[str, Sequence[Mapping[str, Any]], Sequence[Any] | None]]:
+        self, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> Iterator[tuple[str, Sequence[Message], Sequence[Any] | None]]:
         """Parts that may vanish, each with the conversation without it."""
         if tools:
             yield "tools", messages, None
@@ -90,11 +93,11 @@ class Vanishing:
                 yield f"messages of the role {quote(role)}", others, tools
 
 
-def _without_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_calls(message: Message) -> Message:
     return {name: value for name, value in message.items() if name != "tool_calls"}
 
 
-def _with_other_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_other_text(message: Message) -> Message:
     """The message with another text for its own; the message itself if it has none."""
     content = message.get("content")
     if isinstance(content, str):
@@ -107,9 +110,6 @@ def _with_other_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def _has_text(item: Any) -> bool:
     return isinstance(item, Mapping) and isinstance(item.get("text"), str) and bool(item["text"].strip())
 
-
-Message = Mapping[str, Any]
-"""A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
 
 _MARK = "KAMERAMARK"
 _TURNS = ("user", "assistant", "user")

@@ -1,4 +1,4 @@
-"""What an engine says of its model and of its work: names, limits, answers, counts."""
+"""`Engine`: what windows, sessions and stores ask of a model; and what it says of itself and of its work."""
 
 from __future__ import annotations
 

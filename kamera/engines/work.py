@@ -1,4 +1,8 @@
-"""Calls go before later work, which stops while one is in progress; and a call ends if nobody wants it."""
+"""Whose turn it is on an engine, and who bears the cost.
+
+Calls go before later work, which stops while one is in progress; a call ends if nobody wants it. Accounts
+count the work of both.
+"""
 
 from __future__ import annotations
 
@@ -264,7 +268,7 @@ def count_as_later(
 ) -> Iterator[None]:
     """Context of later work, which ``accounts`` bear, and what it hands over in turn.
 
-    It gives way to calls, and ends (Cancelled) once it is ``unwanted()``; ``fingerprint`` as in
+    It gives way to calls, and ends (WorkCancelled) once it is ``unwanted()``; ``fingerprint`` as in
     `mark_as_later`.
     """
     start = time.perf_counter()

@@ -27,6 +27,11 @@ from kamera.patches.chunks import Facts
 from kamera.patches.losses import Losses
 from kamera.store import CanonicalRecord, ChunkStore, Context, EncodingRecord, PatchRecord
 
+logger = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+Made_co = TypeVar("Made_co", covariant=True)
+
 
 class Waiting(NamedTuple):
     """What later work will store in a store, by context and id: until then each former takes it from here."""
@@ -118,10 +123,6 @@ LIMIT = 1 << 30
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 _TOGETHER = 64 << 20  # bytes of records that wait for others to be put with them
-
-logger = logging.getLogger(__name__)
-
-Made_co = TypeVar("Made_co", covariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -444,9 +445,6 @@ def later_of(backbone: Engine) -> Later:
         if queue is None:
             queue = _queues[backbone] = Later(backbone)
         return queue
-
-
-Made = TypeVar("Made")
 
 
 class Ahead(Generic[Made]):

@@ -23,6 +23,10 @@ from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_o
 from kamera.patches.former import Former
 from kamera.store import PatchRecord, patch_key
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 
 class Line:
     """A row of chunks behind the anchor; rows with a common prefix share its KV."""
@@ -180,9 +184,6 @@ def form_within(former: Former, deltas: Deltas, canonical: Copy) -> tuple[Sized,
 
 MOST_TOKENS = 4096
 """Most tokens of one forward: larger batches save no time and take memory."""
-
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 def by_form(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -86,7 +85,7 @@ class Prompt:
         for one in ranges:
             if not 0 <= one.start < one.stop <= total:
                 raise ValueError(f"{one} is not within a prompt of {total} tokens")
-        for left, right in itertools.pairwise(items):
+        for left, right in pairwise(items):
             if right.start < left.stop:
                 raise ValueError(f"media spans overlap: {left} and {right}")
         for one in items:
@@ -180,7 +179,7 @@ RULES: Mapping[str, CutRule] = MappingProxyType(
 """Rules by their names. Those with anchors use resets."""
 
 DEFAULT_RULE = "anchors"
-"""The rule that recovers most: docs/sessions.md, section Measured."""
+"""The rule that recovers most (docs/benchmarks.md)."""
 
 
 def cut_prompt(

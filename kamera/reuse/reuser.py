@@ -27,15 +27,7 @@ from kamera.reuse.index import ContentIndex, Found, Seen
 from kamera.reuse.prompt import DEFAULT_RULE, RULES, CutRule, Media, Prompt
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, policy_of
-from kamera.window import (
-    Arrange,
-    Cost,
-    KameraWindow,
-    Plan,
-    Report,
-    former_of,
-    sequence_of,
-)
+from kamera.window import Arrange, Cost, KameraWindow, Plan, Report, former_of, sequence_of
 
 LIMIT = 256 * 2**20
 """Bytes of an index."""

@@ -13,13 +13,7 @@ from kamera.forks import lazy
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Run, count_anchor_segments, question_start, runs_in_prompt
 from kamera.trust import GUARANTEES, OnLeave, at_least, weakest
-from kamera.window import (
-    GLUE,
-    Arrange,
-    KameraWindow,
-    Plan,
-    Slot,
-)
+from kamera.window import GLUE, Arrange, KameraWindow, Plan, Slot
 
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 

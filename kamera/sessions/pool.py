@@ -48,7 +48,7 @@ from kamera.window import Event, Listener, Trace
 
 logger = logging.getLogger("kamera.sessions")
 
-_MOST = 256
+_MOST = 256  # system prompts whose changes are followed
 _CHANGES = 3
 """Prompts that differ in numbers alone, from which on they are told of."""
 

@@ -43,13 +43,13 @@ from kamera.trust import Guarantee, ReusePolicy
 from kamera.window import KameraWindow, Saved, SealedFile, refuse_malformed
 
 MEDIA = "media"
-"""The folder of its pictures."""
+"""The folder of a session's pictures."""
 
 SESSION = SealedFile("session", 2, (MEDIA, f"window-{'[0-9a-f]' * 16}"))
 """The file of a saved session, which is published last, beside its pictures and its window."""
 
 WINDOW_FOLDER = re.compile(r"window-[0-9a-f]{16}")
-"""The name of a folder of a window of one."""
+"""The name of the folder of a session's window."""
 
 
 @dataclass(frozen=True, eq=False)

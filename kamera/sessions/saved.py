@@ -57,8 +57,8 @@ class SavedSessions:
 
     `save` returns before the session is on the disk, but not before the session's save before it is: a
     process that is killed loses the KV of a session's last turn at most, whose messages are noted before it
-    is acknowledged. A clean exit completes all saves. A forked
-    child saves its own; those under way at the fork are its parent's.
+    is acknowledged. A clean exit completes all saves. A forked child saves its own; those under way at the
+    fork are its parent's.
 
     Over ``limit`` bytes the sessions saved longest ago are removed; the latest save stays, whatever its size.
     """

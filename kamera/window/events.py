@@ -186,7 +186,7 @@ def _bare(slot: Slot) -> Slot:
 
 
 SIDE = 88
-"""Longest side in pixels."""
+"""Longest side of a thumbnail in pixels."""
 
 
 def thumbnails(
@@ -211,6 +211,8 @@ def thumbnail(picture: Image.Image) -> bytes:
 
 
 FORMAT = 1
+"""Of a trace's lines; a line of another one is refused."""
+
 _OWN = ("time", "operation", "session", "window", "anchor", "anchor_tokens", "max_tokens", "cached")
 _COSTS = (
     *("forwards", "tokens_recomputed", "tokens_held", "vision_encodes"),

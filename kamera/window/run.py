@@ -17,16 +17,7 @@ import torch
 from kamera.content import Chunk, Encoded, Spoken, as_messages
 from kamera.engines import Continuation, Engine, LiveKV, Span, Work, Written
 from kamera.errors import EmptyChunk, NonFiniteKV, NotRelocatable, quote
-from kamera.ops import (
-    KV,
-    NO_KV,
-    kv_concat,
-    kv_copy,
-    kv_tensors,
-    kv_tokens,
-    relocate_kv,
-    rotated_bytes,
-)
+from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens, relocate_kv, rotated_bytes
 from kamera.patches import (
     Anchor,
     Before,
@@ -61,17 +52,7 @@ from kamera.window.plan import (
     runs_of,
 )
 from kamera.window.requests import Arrange, NamedRequest
-from kamera.window.slots import (
-    Resident,
-    Seat,
-    Seats,
-    Slot,
-    Source,
-    Spots,
-    WindowState,
-    is_glue,
-    shift,
-)
+from kamera.window.slots import Resident, Seat, Seats, Slot, Source, Spots, WindowState, is_glue, shift
 
 
 class Times(NamedTuple):

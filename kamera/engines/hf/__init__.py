@@ -6,7 +6,6 @@ from kamera.engines.hf.engine import HfEngine
 from kamera.engines.hf.load import hide_progress, load_model, load_processor
 from kamera.engines.hf.prove import (
     OperatorProof,
-    compare_kv,
     prove_cuts,
     prove_moves,
     prove_patch,
@@ -21,7 +20,6 @@ __all__ = [
     "HfEngine",
     "OperatorProof",
     "ServedModel",
-    "compare_kv",
     "describe",
     "hide_progress",
     "load_model",

@@ -248,7 +248,7 @@ def answer(
     row: AnswerRow,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    past: model_cache.ModelCache,
+    past: ModelCache,
     spans: Sequence[Encoded],
     sampling: Mapping[str, Any],
 ) -> Continuation:
@@ -292,7 +292,7 @@ def _decode_loop(
     model: HfEngine,
     row: AnswerRow,
     positions: torch.Tensor,
-    past: model_cache.ModelCache,
+    past: ModelCache,
     span: Encoded | None,
     stop: int,
     method: Method,

@@ -1,4 +1,7 @@
-"""Content as a transformers model takes it: what its processor, its configuration and its class say."""
+"""Content as a transformers model takes it: what its processor, its configuration and its class say.
+
+And encodings: what the full model would hand to its decoder, which is stopped where the decoder begins.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from kamera.content import Chunk, Encoded
 from kamera.engines.base import Continuation, Identity, LiveKV, ModelFacts, PlainModel, Work
 from kamera.engines.extent import Extents
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf import contents as encoding
-from kamera.engines.hf import forwards, probe
+from kamera.engines.hf import contents, forwards, probe
 from kamera.engines.hf.answering import Steps, answer
 from kamera.engines.hf.cache import ModelCache
 from kamera.engines.hf.contents import HfContents
@@ -252,7 +251,7 @@ class HfEngine(HfContents):
         self.turns = Pauses(calls_of(self), model, self.decoder, self.towers)
         self.quiet = False  # not known yet
         self.routes = probe.has_experts(self.decoder)
-        self.door = encoding.DecoderHook(self.decoder)
+        self.door = contents.DecoderHook(self.decoder)
         self.layout: Layout = ()
         self.groups: Groups = ()
         ids = (torch.arange(8) * 7919 + 11) % self.builder.token_count
@@ -262,7 +261,7 @@ class HfEngine(HfContents):
             before = probe.state_of(model)
             cache = self._fill_cache(ids, places)
             self.quiet = probe.is_same_state(before, probe.state_of(model))
-            self.mask_input = encoding.mask_input_name(self.model, self.door, ids, places)
+            self.mask_input = contents.mask_input_name(self.model, self.door, ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
         probe.refuse_tensor_subclasses(model, model_cache.cache_tensors(cache))
         devices = model_cache.layer_devices(cache)
@@ -284,15 +283,15 @@ class HfEngine(HfContents):
     def _fill_cache(self, ids: torch.Tensor, places: torch.Tensor) -> ModelCache:
         """A cache of a text, which the decoder filled."""
         cache = model_cache.new_cache(self.model.config)
-        device = encoding.input_device(self.model)
-        rows, positions = ids[None].to(device), encoding.with_batch(places).to(device)
+        device = contents.input_device(self.model)
+        rows, positions = ids[None].to(device), contents.with_batch(places).to(device)
         self.decoder(input_ids=rows, position_ids=positions, past_key_values=cache, use_cache=True)
         return cache
 
     def _encode(self, chunk: Chunk) -> Encoded:
         positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
         with torch.no_grad(), self.turns.alone():
-            encoded = encoding.encode(self.model, self.door, chunk, positions)
+            encoded = contents.encode(self.model, self.door, chunk, positions)
         check_encoding(encoded.tensors, chunk.id)
         return encoded
 

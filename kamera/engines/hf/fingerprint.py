@@ -29,8 +29,7 @@ from torch import nn
 
 from kamera.content import Chunk, Encoded, exclusive_of
 from kamera.engines.checkpoint import drop_settings
-from kamera.engines.hf import contents as encoding
-from kamera.engines.hf import forwards, probe
+from kamera.engines.hf import contents, forwards, probe
 from kamera.engines.hf.hooks import Hook, foreign_hooks, hook_tables, unobserved
 from kamera.engines.hf.prove import sample_text
 from kamera.engines.work import expected_fingerprint
@@ -505,7 +504,7 @@ def _picture(model: HfEngine) -> Chunk | None:
 def _encode(model: HfEngine, chunk: Chunk) -> Encoded:
     positions = model.positions([chunk.input_ids], [chunk.position_inputs()])
     with torch.no_grad(), _without_autocast(model):
-        return encoding.encode(model.model, model.door, chunk, positions)
+        return contents.encode(model.model, model.door, chunk, positions)
 
 
 def _answers(model: HfEngine) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf import contents as encoding
+from kamera.engines.hf import contents
 from kamera.engines.hf.cache import ModelCache
 from kamera.engines.hf.sampling import read_options
 from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice, kv_tokens
@@ -40,19 +40,19 @@ def join_spans(
         return None
     with torch.no_grad(), model.turns.alone():  # texts as the outer model gives them beside pictures
         rows = [
-            span.tensors or encoding.text_tensors(model.model, model.door, span.input_ids, places)
+            span.tensors or contents.text_tensors(model.model, model.door, span.input_ids, places)
             for span, places in zip(spans, positions, strict=True)
         ]
     like = {name: tensor for row in rows for name, tensor in row.items()}
     tensors: dict[str, torch.Tensor] = {}
     for name in like:
-        if encoding.is_flat(name):
+        if contents.is_flat(name):
             tensors[name] = torch.cat([row[name] for row in rows if name in row])
             continue
         parts = []
         for span, row in zip(spans, rows, strict=True):
             part = row.get(name)
-            if part is None and (name == encoding.SEEN or name.endswith("token_type_ids")):
+            if part is None and (name == contents.SEEN or name.endswith("token_type_ids")):
                 part = torch.zeros(1, span.num_tokens, dtype=like[name].dtype)  # text
             if part is None or part.dim() < 2 or part.shape[:2] != (1, span.num_tokens):
                 return None
@@ -93,7 +93,7 @@ def row_form(model: HfEngine, span: Encoded) -> Hashable | None:
     """
     if model.routes or (not model.facts.joins and span.tensors):
         return None
-    if any(t.dim() < 2 or (t.shape[0] != 1 and not encoding.is_flat(n)) for n, t in span.tensors.items()):
+    if any(t.dim() < 2 or (t.shape[0] != 1 and not contents.is_flat(n)) for n, t in span.tensors.items()):
         return None
     shapes = sorted((n, tuple(t.shape), str(t.dtype)) for n, t in span.tensors.items())
     return (span.num_tokens, *shapes)
@@ -150,9 +150,9 @@ def next_logits(
     ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
     ``span``, its content if that is not all text; several have one token each.
     """
-    device = encoding.input_device(model.model)
+    device = contents.input_device(model.model)
     past, mask = (pasts[0], None) if len(pasts) == 1 else model_cache.join_as_rows(pasts, device)
-    content = {} if span is None else encoding.decoder_arguments(span, device)
+    content = {} if span is None else contents.decoder_arguments(span, device)
     with model.door.substitute_inputs(content) if content else nullcontext():
         return _logits(model, ids, positions, past, 1, mask)[:, -1]
 
@@ -166,12 +166,12 @@ def generate(
     ``[sequences, new]``.
     """
     model.limits.check_tokens(positions)
-    sequence = ids[None].to(encoding.input_device(model.model))
+    sequence = ids[None].to(contents.input_device(model.model))
     with torch.no_grad(), model.turns.forward_turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model.generate(
             input_ids=sequence,
             attention_mask=torch.ones_like(sequence),
-            position_ids=encoding.with_batch(positions).to(sequence.device),
+            position_ids=contents.with_batch(positions).to(sequence.device),
             past_key_values=past,
             **options,
         )
@@ -216,7 +216,7 @@ def _logits(
 ) -> torch.Tensor:
     """After the last ``keep`` of ``ids`` ``[rows, tokens]`` at ``positions`` ``[axes, rows, tokens]``."""
     model.limits.check_tokens(positions)
-    device = encoding.input_device(model.model)
+    device = contents.input_device(model.model)
     with torch.no_grad(), model.turns.forward_turn(alone=not model.quiet, pauses=model.quiet):
         out = model.model(
             input_ids=ids.to(device),
@@ -242,9 +242,9 @@ def run_decoder(
     ``past`` is extended. With a ``mask`` the decoder makes none.
     """
     model.limits.check_tokens(positions)
-    device, decoder = encoding.input_device(model.model), model.decoder
-    contents = [encoding.decoder_arguments(span, device) for span in spans]
-    arguments: dict[str, Any] = {name: _stack([row[name] for row in contents]) for name in contents[0]}
+    device, decoder = contents.input_device(model.model), model.decoder
+    rows = [contents.decoder_arguments(span, device) for span in spans]
+    arguments: dict[str, Any] = {name: _stack([row[name] for row in rows]) for name in rows[0]}
     kinds = spans[0].position_inputs.get(model.mask_input or "")
     if kinds is not None and spans[0].tensors:
         # The outer model derives the mask from token types over the cached tokens too; image
@@ -304,4 +304,4 @@ class TransformersModel:
 
     def _accept(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = inputs.keys() & {*self._model.builder.accepted}
-        return {name: inputs[name].to(encoding.input_device(self._model.model)) for name in names}
+        return {name: inputs[name].to(contents.input_device(self._model.model)) for name in names}

@@ -1,4 +1,7 @@
-"""Forward hooks: Kamera's own, which count work or stop a forward, and foreign ones, which may change it."""
+"""Forward hooks: Kamera's own, which count work or stop a forward, and foreign ones, which may change it.
+
+Also the turns of forwards on one model (`Pauses`), which later work gives up between layers.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +169,7 @@ class Pauses(OwnHook):
     def alone(self) -> AbstractContextManager[None]:
         """Wait until no other thread runs a forward of the model, and keep them waiting for the block.
 
-        Code that runs the model other than by the methods of `Model` must hold it. Re-entrant.
+        Code that runs the model other than by the methods of `HfEngine` must hold it. Re-entrant.
         """
         return self._exclusive
 

@@ -1,4 +1,4 @@
-"""The memory of live caches: a room for many tokens, and KV that stands in it and nowhere else.
+"""Live caches and their memory: a room for many tokens, and KV that stands in it and nowhere else.
 
 KV that is prefilled behind a live cache is written by the model where it is to stand. It need not be held
 twice: a `RoomKV` says where it stands, and is copied out of the room only before something else is written
