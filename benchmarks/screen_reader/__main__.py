@@ -48,6 +48,8 @@ def targets_of(language: Path, words: int) -> tuple[Targets, torch.Tensor, int]:
 def whole_config(language: Path) -> Any:
     """The config of the model: SmolLM2's with rows for the added tokens, and the tower's."""
     text = AutoConfig.from_pretrained(language).to_dict()
+    for place in ("_name_or_path", "_model_name_or_path"):
+        text.pop(place, None)  # what ships names no folder of the machine that made it
     rows = text["vocab_size"]
     made = config(text | {"vocab_size": rows + len(ADDED)}, rows + ADDED.index("<image>"))
     made.architectures = ["Idefics3ForConditionalGeneration"]
