@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
 from kamera.cli.command import command
 from kamera.cli.output import Output, listing
@@ -58,9 +59,8 @@ def demo(
     """
     from kamera.engines.hf import hide_progress
     from kamera.errors import UnsupportedBackbone
-    from kamera.eval.demo import CACHE, Demo, run_demo
+    from kamera.eval.demo import CACHE, run_demo
     from kamera.files import cache_dir
-    from kamera.window.view import page
 
     if not out.shows_progress:
         hide_progress()
@@ -74,21 +74,13 @@ def demo(
     with tempfile.TemporaryDirectory() as scratch:
         folder = video or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        with out.progress(clips * 8, "operation") as bar:
-            bar.set_description("the backbone is loaded, the first clip rendered")
-            for step in run_demo(folder, clips=clips, per_kind=questions):
-                if isinstance(step, Demo):
-                    result = step
-                else:
-                    bar.set_description(step)
-                    bar.update()
+        steps = run_demo(folder, clips=clips, per_kind=questions)
+        result = follow(out, steps, clips * 8, "the backbone is loaded, the first clip rendered")
     seconds = time.perf_counter() - start
     path = view or cache_dir() / "demo.html"
-    path.write_text(page(result.events, title="The demo: a small world in frames"), encoding="utf-8")
     clip_folder = None if video is None else str(folder)  # a temporary folder is deleted by now
-    entries = asdict(replace(result, events=()))
-    entries.pop("events")
-    document = {**entries, "video": clip_folder, "view": str(path), "seconds": seconds}
+    title = "The demo: a small world in frames"
+    document = {**kept(result, path, title), "video": clip_folder, "seconds": seconds}
     columns = ("after", "arm", "tokens before the answer", "in the background", "right", "KL, nats")
     rows = [(row.operation if row.arm == CACHE else "", *cells(row)) for row in result.rows]
     title = (
@@ -103,22 +95,13 @@ def demo(
 def _read_pages(out: Output, path: Path) -> None:
     """The part of the demo on SmolLM2. Raises UnsupportedBackbone where it is not at hand."""
     from kamera.engines.hf import Backbone
-    from kamera.eval.demo import CACHE, Demo
+    from kamera.eval.demo import CACHE
     from kamera.eval.pages import walk_pages
-    from kamera.window.view import page
 
     backbone, start = Backbone.from_pretrained("smollm2", dtype="float32"), time.perf_counter()
-    with out.progress(11, "operation") as bar:
-        for step in walk_pages(backbone):
-            if isinstance(step, Demo):
-                result = step
-            else:
-                bar.set_description(step)
-                bar.update()
-    seconds = time.perf_counter() - start
-    path.write_text(page(result.events, title="The demo: pages of text on SmolLM2"), encoding="utf-8")
-    document = {**asdict(replace(result, events=())), "view": str(path), "seconds": seconds}
-    document.pop("events")
+    result = follow(out, walk_pages(backbone), 11)
+    document = kept(result, path, "The demo: pages of text on SmolLM2")
+    document["seconds"] = time.perf_counter() - start
     columns = (
         "after",
         "arm",
@@ -136,11 +119,41 @@ def _read_pages(out: Output, path: Path) -> None:
         "SmolLM2-135M-Instruct reads twelve pages, three in view, and is asked how the first sentence of "
         "each goes on. KL: to the re-prefill. Seconds: until a question can be asked, in all."
     )
-    last = result.answers[-1][0]
-    told = [answer[1:] for answer in result.answers if answer[0] == last]
-    answers = listing(f"After the last operation, {last}:", ("begun", "re-prefill", "kamera"), told)
+    answers = last_answers(result, "begun")
     ends = ["", f"The page: {path}", "", _NEXT]
     out.write(document, [listing(title, columns, rows), "", *_picture(result), "", answers, *ends])
+
+
+def follow(out: Output, steps: Iterator[str | Demo], count: int, first: str = "") -> Demo:
+    """The table at the end of ``steps``, with a bar over the ``count`` operations before it."""
+    from kamera.eval.demo import Demo
+
+    with out.progress(count, "operation") as bar:
+        if first:
+            bar.set_description(first)
+        for step in steps:
+            if isinstance(step, Demo):
+                return step
+            bar.set_description(step)
+            bar.update()
+    raise AssertionError("a walk ends with its table")
+
+
+def kept(result: Demo, path: Path, title: str) -> dict[str, Any]:
+    """The JSON of a walk, whose page is written to ``path``."""
+    from kamera.window.view import page
+
+    path.write_text(page(result.events, title=title), encoding="utf-8")
+    document = {**asdict(replace(result, events=())), "view": str(path)}
+    document.pop("events")
+    return document
+
+
+def last_answers(result: Demo, asked: str) -> Table:
+    """The answers after the last operation, beside the re-prefill's; ``asked`` heads the questions."""
+    last = result.answers[-1][0]
+    rows = [answer[1:] for answer in result.answers if answer[0] == last]
+    return listing(f"After the last operation, {last}:", (asked, "re-prefill", "kamera"), rows)
 
 
 def cells(row: DemoRow) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import lzma
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, save_file
 
-from kamera.engines.hf.smollm2 import is_whole, wheel_folder
-from kamera.errors import UnsupportedBackbone, first_line, quote
-from kamera.files import cache_dir, lock_path
+from kamera.engines.hf.smollm2 import made_once, wheel_folder
+from kamera.files import cache_dir
 
 SCREEN_READER = "screen-reader"
 SIDE = 256
@@ -30,7 +28,6 @@ ADDED = ("<fake_token_around_image>", "<image>", "<global-img>", "<end_of_uttera
 
 _PACKED = Path(__file__).parents[2] / "testbed" / "weights" / SCREEN_READER
 _ROWS = "model.text_model.embed_tokens.weight"
-_PATIENCE = 600.0  # seconds to wait for another process that writes it
 
 
 def screen_reader_source() -> str:
@@ -43,21 +40,10 @@ def screen_reader_source() -> str:
     digest = hashlib.sha256(language.name.encode())
     for data in packed.values():
         digest.update(hashlib.sha256(data).digest())
-    try:
-        folder = cache_dir() / SCREEN_READER / digest.hexdigest()[:16]
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with lock_path(folder.parent, _PATIENCE):
-            if not is_whole(folder):
-                aside = folder.with_suffix(".part")
-                for rest in (folder, aside):  # cut by somebody, or left by a killed process
-                    shutil.rmtree(rest, ignore_errors=True)
-                _write(language, packed, aside)
-                aside.rename(folder)
-    except OSError as error:
-        raise UnsupportedBackbone(
-            f"{quote(SCREEN_READER)} cannot be unpacked into your cache folder ({first_line(error)}): make "
-            "1 GB of room there, or set XDG_CACHE_HOME"
-        ) from None
+    folder = cache_dir() / SCREEN_READER / digest.hexdigest()[:16]
+    with made_once(folder, SCREEN_READER) as aside:
+        if aside is not None:
+            _write(language, packed, aside)
     return str(folder)
 
 

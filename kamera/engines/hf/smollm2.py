@@ -7,10 +7,12 @@ every process opens in a second.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -67,22 +69,35 @@ def wheel_file() -> Path | None:
 
 def _directory(file: Path) -> Path:
     """The model directory made of a GGUF file; made now unless an earlier process made it."""
+    folder = cache_dir() / SMOLLM2 / _digest(file, file.stat().st_mtime_ns)
+    with made_once(folder, file) as aside:
+        if aside is not None:
+            unpack_gguf(file, aside)
+    return folder
+
+
+@contextlib.contextmanager
+def made_once(folder: Path, source: str | Path) -> Iterator[Path | None]:
+    """A place for a model directory, which becomes ``folder`` at the end; None where that is whole already.
+
+    Raises UnsupportedBackbone, which names the ``source``, if the system refuses.
+    """
     try:
-        folder = cache_dir() / SMOLLM2 / _digest(file, file.stat().st_mtime_ns)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_path(folder.parent, _PATIENCE):
-            if not is_whole(folder):
-                aside = folder.with_suffix(".part")
-                for rest in (folder, aside):  # cut by somebody, or left by a killed process
-                    shutil.rmtree(rest, ignore_errors=True)
-                unpack_gguf(file, aside)
-                aside.rename(folder)
+            if is_whole(folder):
+                yield None
+                return
+            aside = folder.with_suffix(".part")
+            for rest in (folder, aside):  # cut by somebody, or left by a killed process
+                shutil.rmtree(rest, ignore_errors=True)
+            yield aside
+            aside.rename(folder)
     except OSError as error:
         raise UnsupportedBackbone(
-            f"{quote(file)} cannot be unpacked into your cache folder ({first_line(error)}): make 1 GB of "
+            f"{quote(source)} cannot be unpacked into your cache folder ({first_line(error)}): make 1 GB of "
             "room there, or set XDG_CACHE_HOME"
         ) from None
-    return folder
 
 
 @functools.lru_cache(maxsize=4)
