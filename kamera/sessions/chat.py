@@ -15,7 +15,7 @@ from kamera import forks
 from kamera.content import Message, Rendered, own_messages, shown_message
 from kamera.edits import Directive, EditPolicy, Mode, Snap, Unit, edit_messages, resolve, same
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
-from kamera.errors import InvalidDirective, KameraError
+from kamera.errors import InvalidDirective, KameraError, StoreError
 from kamera.files import user_path
 from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors, History, whole_history
@@ -330,7 +330,7 @@ class ChatSession:
 
         Chunks that stand in the window only in part are among them; what no window holds yet (the last
         answer) is not. Runs a forward for each whose canonical is not stored. Raises InvalidDirective for a
-        span outside of `render`, StoreError if the store refuses.
+        span outside of `render`, StoreError if the store does not have them then.
         """
         refuse_over_engine(self._anchors, "share and pin")
         with self._change():
@@ -341,11 +341,18 @@ class ChatSession:
             spans = [Directive(*span, unit=unit)]
             (edit,) = resolve(spans, self.render(), self._conversations.tokenize, snap="widen")
             slots = [s for s in window.slots if s.start < edit.stop and edit.start < s.start + s.length]
+            context, chunk_ids = former_of(window).context, tuple(dict.fromkeys(s.chunk_id for s in slots))
             for slot in slots:
-                if not self.store.has(former_of(window).context, slot.chunk_id):
+                if not self.store.has(context, slot.chunk_id):
                     window.condition(slot, False)  # of a fork: it is formed and stored
         self.flush()
-        return tuple(dict.fromkeys(slot.chunk_id for slot in slots))
+        missing = [chunk_id for chunk_id in chunk_ids if not self.store.has(context, chunk_id)]
+        if missing:  # a window goes on without its store, but who shares wants to know
+            raise StoreError(
+                f"{len(missing)} of {len(chunk_ids)} chunks of {span[0]}:{span[1]} are not in "
+                f"{self.store.url}, which had no room or refused them: see the log, mend it, share again"
+            )
+        return chunk_ids
 
     def pin(
         self, span: tuple[int, int], *, ttl: float | str | None = None, unit: Unit = "messages"

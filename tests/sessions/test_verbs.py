@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera import ChatSession, ChunkStore, ReusePolicy
-from kamera.errors import InvalidDirective, UnknownChunk
+from kamera.errors import InvalidDirective, StoreError, UnknownChunk
 from kamera.store import StoreAdmin
 from tests.content.templates import picture
 from tests.sessions.rig import EXACT, plain_logits, seeing, speaking
@@ -65,3 +65,11 @@ def test_a_span_that_is_not_there_is_refused_and_nothing_is_pinned(tmp_path):
         with pytest.raises(InvalidDirective, match="end at 6"):
             session.pin((0, 9))
         assert StoreAdmin(store).pins.list() == []
+
+
+@pytest.mark.parametrize("verb", ["share", "pin"])
+def test_what_the_store_has_no_room_for_is_said(verb):
+    session = told(ChunkStore.open("memory://", memory_limit=64))
+    with pytest.raises(StoreError, match="of 0:1 are not in memory://"):
+        getattr(session, verb)((0, 1))
+    assert session.send("still there?", max_new_tokens=2).report.guarantee == "exact"
