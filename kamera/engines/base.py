@@ -52,14 +52,13 @@ class PositionLimits:
 class ModelFacts(NamedTuple):
     """What a model is, apart from its layout.
 
-    ``kind`` is its class, ``checkpoint`` its name ("" for none), ``family`` that of its attention (MHA, GQA,
+    ``kind`` is its class, ``family`` that of its attention (MHA, GQA,
     MQA, MLA or MLA_EXPANDED, or several joined by "+"), ``no_reuse`` why no KV of it can be used
     again ("" if it can). It ``joins`` if adjacent spans of any kind share a forward. Bytes are those of a
     token's KV in all layers; its phased channels are rotated when the token moves.
     """
 
     kind: str
-    checkpoint: str
     family: str
     dtype: str
     bytes_per_token: int

@@ -272,7 +272,6 @@ class HfEngine(HfContents):
         size = self.dtype.itemsize
         self.facts = ModelFacts(
             kind=type(model).__name__,
-            checkpoint=getattr(self.model.config, "_name_or_path", "") or "",
             family="+".join(sorted({spec.family for spec in self.layout if spec.channels})),
             dtype=str(self.dtype).removeprefix("torch."),
             bytes_per_token=size * sum([n * width for n, width, _ in features]),
