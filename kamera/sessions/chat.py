@@ -326,10 +326,10 @@ class ChatSession:
         return self.edit([Directive(*span, mode=mode, unit=unit)])
 
     def share(self, span: tuple[int, int], *, unit: Unit = "messages") -> tuple[str, ...]:
-        """Store now what other sessions on this store can serve of ``start:end``; the ids of its chunks.
+        """Store the canonicals of ``start:end`` now, for other sessions on this store; the ids of its chunks.
 
-        Chunks that stand in the window only in part are among them; what no window holds yet (the last
-        answer) is not. Runs a forward for each whose canonical is not stored. Raises InvalidDirective for a
+        A chunk that the span touches only in part is stored whole. The last answer, which no window holds
+        yet, is left out. Runs a forward for each chunk whose canonical is not stored. Raises InvalidDirective for a
         span outside of `render`, StoreError if the store does not have them then.
         """
         refuse_over_engine(self._anchors, "share and pin")

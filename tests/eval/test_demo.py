@@ -25,9 +25,7 @@ def test_the_demo_runs_its_new_tokens_and_answers_as_the_prefix_cache(capsys, tm
             assert own["tokens"] <= cache["tokens"]
         if not name.startswith("worst"):
             assert own["right"] >= 3
-        if (
-            "survivor" not in worth[name]
-        ):  # what a survivor remembers is worth less than nothing in this world
+        if "survivor" not in worth[name]:  # in this world a survivor is further off than blind reuse
             assert own["kl"] < 1e-3 and own["kl"] <= rows[name, "blind reuse"]["kl"] + 1e-6
     assert rows["look back", "kamera"]["tokens"] == rows["another order", "kamera"]["tokens"] == 0
     assert (
