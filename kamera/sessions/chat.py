@@ -329,8 +329,8 @@ class ChatSession:
         """Store the canonicals of ``start:end`` now, for other sessions on this store; the ids of its chunks.
 
         A chunk that the span touches only in part is stored whole. The last answer, which no window holds
-        yet, is left out. Runs a forward for each chunk whose canonical is not stored. Raises InvalidDirective for a
-        span outside of `render`, StoreError if the store does not have them then.
+        yet, is left out. Runs a forward for each chunk whose canonical is not stored. Raises
+        InvalidDirective for a span outside of `render`, StoreError if the store does not have them then.
         """
         refuse_over_engine(self._anchors, "share and pin")
         with self._change():
