@@ -18,7 +18,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from kamera.ops import KV, NO_KV, CacheTensor, Groups, LayerKV, Layout, kv_of, kv_slice
+from kamera.ops import KV, NO_KV, Blocks, CacheTensor, Groups, Layout, kv_slice
 
 ModelCache = DynamicCache
 
@@ -72,19 +72,25 @@ def read(
     if isinstance(cache, _Growing) and is_in_room(cache):
         first, length = cache.first, cache_length(cache)
         return kv_slice(cache.whole, first + start, first + (length if stop is None else min(stop, length)))
-    out: list[LayerKV] = []
-    for layer, spec in zip(cache.layers, layout, strict=False):
-        parts = {c.name: _tokens(layer, c.tensor, start, stop) for c in spec.channels}
-        out.append({name: _without_batch(tensor, row) for name, tensor in parts.items()})
-    out.extend({} for _ in layout[len(out) :])
-    return kv_of(out, groups)
+    blocks: list[dict[str, torch.Tensor]] = []
+    for layers in groups:
+        block: dict[str, torch.Tensor] = {}
+        for c in layout[layers[0]].channels:
+            rows = [_tokens_of(cache.layers[i], c.tensor, start, stop, row) for i in layers]
+            block[c.name] = torch.stack(rows)
+        blocks.append(block)
+    return Blocks(blocks, groups)
 
 
 def is_in_room(cache: ModelCache) -> bool:
     """True if all tokens of a cache stand in the room in which it grew, and nobody else writes there."""
     if not isinstance(cache, _Growing) or cache.whole is NO_KV:
         return False
-    return all([layer.is_in_room for layer in cache.kv_layers])
+    for layer in cache.kv_layers:  # of each forward: no call a layer
+        for tensor in layer.tensors.values():
+            if not isinstance(tensor, _Grown) or tensor.rest is not None:
+                return False
+    return True
 
 
 def growing_cache(config: Any, layout: Layout, room: KV, start: int, stop: int, end: int) -> ModelCache:
@@ -106,11 +112,15 @@ def growing_cache(config: Any, layout: Layout, room: KV, start: int, stop: int, 
         if not channels:
             continue
         rows: Rows = {c.tensor: block[c.name][:, None, :, start:end].unbind(0) for c in channels}
+        if "indexer_keys" in rows:
+            rows["indexer_keys"] = tuple([tensor[0] for tensor in rows["indexer_keys"]])
         kind = _InPlaceIndexed if "indexer_keys" in rows else _InPlace
-        for row, layer in enumerate(layers):
-            room_layer = kind({name: tensors[row] for name, tensors in rows.items()}, stop - start)
-            cache.layers[layer] = room_layer
+        first = kind(dict(zip(rows, next(zip(*rows.values(), strict=True)), strict=True)))
+        for layer, *rooms in zip(layers, *rows.values(), strict=True):
+            cache.layers[layer] = room_layer = first.twin()
             cache.kv_layers.append(room_layer)
+            for name, tensor in zip(rows, rooms, strict=True):
+                room_layer.tensors[name] = _Grown(tensor, stop - start)
     return cache
 
 
@@ -136,39 +146,43 @@ class _Growing(DynamicCache):
 class _Grown:
     """The tokens of one tensor: the first ``length`` of its ``room``, and the rest, which found no place.
 
-    Tokens are the dimension before the last. ``room`` ends where it may be written.
+    Tokens are the dimension before the last. ``room`` ends where it may be written; ``rest`` is None while
+    all tokens stand in it.
     """
 
     def __init__(self, room: torch.Tensor, length: int) -> None:
         self.room, self.length = room, length
-        self.rest = room.narrow(-2, 0, 0)
+        self.rest: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:
         """Their number."""
-        return self.length + self.rest.shape[-2]
+        return self.length + (0 if self.rest is None else self.rest.shape[-2])
 
     def append(self, new: torch.Tensor) -> torch.Tensor:
         """All tokens, ``new`` ones behind the others."""
         stop = self.length + new.shape[-2]
-        if self.rest.shape[-2] or stop > self.room.shape[-2]:
-            self.rest = torch.cat([self.rest, new], dim=-2)
-            return self.span()
-        self.room.narrow(-2, self.length, new.shape[-2]).copy_(new)
-        self.length = stop
-        return self.room.narrow(-2, 0, stop)  # each layer and token comes here
+        if self.rest is None and stop <= self.room.shape[-2]:
+            self.room.narrow(-2, self.length, new.shape[-2]).copy_(new)
+            self.length = stop
+            return self.room.narrow(-2, 0, stop)  # each layer and token comes here
+        self.rest = new.clone() if self.rest is None else torch.cat([self.rest, new], dim=-2)
+        return torch.cat([self.room.narrow(-2, 0, self.length), self.rest], dim=-2)
 
     def span(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Tokens ``start:stop``: a view where they stand in one place, else a copy."""
-        stop = self.tokens if stop is None else min(stop, self.tokens)
-        if stop <= self.length:
-            return self.room[..., start:stop, :]
-        rest = self.rest[..., max(0, start - self.length) : stop - self.length, :]
-        return rest if start >= self.length else torch.cat([self.room[..., start : self.length, :], rest], -2)
+        length, rest = self.length, self.rest
+        if rest is None or (stop is not None and stop <= length):
+            return self.room[..., start : length if stop is None else min(stop, length), :]
+        last = rest.shape[-2] if stop is None else stop - length
+        if start >= length:
+            return rest[..., start - length : last, :]
+        return torch.cat([self.room[..., start:length, :], rest[..., :last, :]], dim=-2)
 
     def crop(self, tokens: int) -> None:
         """Drop all behind the first ``tokens``."""
-        self.rest = self.rest[..., : max(0, tokens - self.length), :]
+        if self.rest is not None:
+            self.rest = self.rest[..., : tokens - self.length, :] if tokens > self.length else None
         self.length = min(self.length, tokens)
 
 
@@ -194,19 +208,16 @@ class _InPlace(DynamicLayer):
     keys: Any = _tensor("keys")
     values: Any = _tensor("values")
 
-    def __init__(self, rooms: Mapping[str, torch.Tensor], length: int) -> None:
+    def __init__(self, rooms: Mapping[str, torch.Tensor]) -> None:
         self.tensors: dict[str, _Grown | torch.Tensor | None] = {}
         super().__init__()
         self.lazy_initialization(rooms["keys"], rooms["values"])
-        self.tensors |= {name: _Grown(room, length) for name, room in rooms.items()}
 
-    @property
-    def is_in_room(self) -> bool:
-        """True if all its tokens are."""
-        for tensor in self.tensors.values():
-            if not isinstance(tensor, _Grown) or tensor.rest.shape[-2]:
-                return False
-        return True
+    def twin(self) -> _InPlace:
+        """A layer like this one, with tensors of its own, of which it has none yet."""
+        layer = type(self).__new__(type(self))
+        layer.__dict__.update(self.__dict__, tensors={})
+        return layer
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -237,9 +248,9 @@ class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
 
     indexer_keys: Any = _tensor("indexer_keys")
 
-    def __init__(self, rooms: Mapping[str, torch.Tensor], length: int) -> None:
-        index = rooms["indexer_keys"][0]
-        super().__init__({**rooms, "indexer_keys": index}, length)
+    def __init__(self, rooms: Mapping[str, torch.Tensor]) -> None:
+        index = rooms["indexer_keys"]
+        super().__init__(rooms)
         self.is_indexer_initialized, self.indexer_dtype, self.indexer_device = True, index.dtype, index.device
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
@@ -336,10 +347,14 @@ class _SideBySide(DynamicCache):
         return whole
 
 
-def _tokens(layer: Any, name: str, start: int, stop: int | None) -> torch.Tensor:
-    """Tokens ``start:stop`` of a layer's tensor; those of the room are not read for others."""
+def _tokens_of(layer: Any, name: str, start: int, stop: int | None, row: int) -> torch.Tensor:
+    """``[heads, tokens, dim]`` of tokens ``start:stop`` of one sequence; the room is not read for others.
+
+    An indexer's keys, which have no heads, have one here.
+    """
     tensor: Any = layer.tensors[name] if isinstance(layer, _InPlace) else getattr(layer, name)
-    return tensor.span(start, stop) if isinstance(tensor, _Grown) else tensor[..., start:stop, :]
+    tokens = tensor.span(start, stop) if isinstance(tensor, _Grown) else tensor[..., start:stop, :]
+    return tokens[row : row + 1] if tokens.dim() == 3 else tokens[row]
 
 
 def _tensors(layer: Any) -> dict[str, torch.Tensor]:
@@ -349,11 +364,6 @@ def _tensors(layer: Any) -> dict[str, torch.Tensor]:
     if getattr(layer, "indexer_keys", None) is not None:
         tensors["indexer_keys"] = layer.indexer_keys
     return tensors
-
-
-def _without_batch(tensor: torch.Tensor, row: int) -> torch.Tensor:
-    """``[rows, heads, tokens, dim]`` or the indexer's ``[rows, tokens, dim]`` to ``[heads, tokens, dim]``."""
-    return tensor[row : row + 1] if tensor.dim() == 3 else tensor[row]
 
 
 def cache_tensors(cache: ModelCache) -> list[torch.Tensor]:
