@@ -444,12 +444,12 @@ def _mark(
         start = text.index(core)
         stop = start + len(core)
         places = [start, stop] if around else [start + len(core) // 2]
-        signs = [f"{word}{len(marks) + i:07d}Z" for i in range(len(places))]
-        marks.extend((number, text[stop:] if place == stop else "") for place in places)
-        edges = pairwise([0, *places, len(text)])
-        return "".join(
-            part for (a, b), sign in zip(edges, [*signs, ""], strict=True) for part in (text[a:b], sign)
-        )
+        out, at = "", 0
+        for place in places:
+            out += f"{text[at:place]}{word}{len(marks):07d}Z"
+            marks.append((number, text[stop:] if place == stop else ""))
+            at = place
+        return out + text[at:]
 
     content, calls, before = message.get("content"), message.get("tool_calls"), len(marks)
     out = dict(message)
@@ -476,14 +476,18 @@ def _spans(text: str, marked: _Marked | None, media: Sequence[tuple[int, tuple[i
         *((number, at, at, space if text.startswith(space, at) else "") for number, at, space in marks),
         *((number, *place, "") for number, place in media),
     ):
-        span = spans.setdefault(number, _Span(number, number + 1, start, stop, space))
-        last = max(span, _Span(number, number + 1, start, stop, space), key=lambda one: one.stop)
-        spans[number] = last._replace(start=min(span.start, start))
+        span = spans.get(number)
+        if span is None:
+            spans[number] = _Span(number, number + 1, start, stop, space)
+        elif stop > span.stop:
+            spans[number] = _Span(number, number + 1, min(span.start, start), stop, space)
+        elif start < span.start:
+            spans[number] = _Span(number, number + 1, start, span.stop, span.space)
     out = list[_Span]()
     for _, span in sorted(spans.items()):
         while out and span.start < out[-1].stop:
             before = out.pop()
-            last = max(before, span, key=lambda one: one.stop)
+            last = span if span.stop > before.stop else before
             span = _Span(before.first, span.last, min(before.start, span.start), last.stop, last.space)
         out.append(span)
     return out

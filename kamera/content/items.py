@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,15 @@ def strings_in(value: Any) -> list[str]:
     """Every string in a nested value, names of entries included."""
     if isinstance(value, str):
         return [value]
+    parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        return [s for k, v in value.items() for s in (*strings_in(k), *strings_in(v))]
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [s for v in value for s in strings_in(v)]
-    return []
+        parts = chain.from_iterable(value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        parts = value
+    strings: list[str] = []
+    for part in parts:
+        strings += [part] if isinstance(part, str) else strings_in(part)
+    return strings
 
 
 def as_turns(content: Any) -> list[Turn]:

@@ -236,7 +236,8 @@ class ChatTemplate:
         for message in map(self._shape_calls, messages):
             for name, value in message.items():
                 items = value if name == "content" and isinstance(value, list | tuple) else [value]
-                for text in strings_in([_without_source(item) for item in items]):
+                parts = [_without_source(item) if isinstance(item, Mapping) else item for item in items]
+                for text in strings_in(parts):
                     if not self.plain.is_plain(text):
                         role = quote(message.get("role"))
                         raise UnsafeText(
