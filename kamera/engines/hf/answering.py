@@ -107,6 +107,7 @@ class Steps:
         self._waiting_rows: deque[AnswerRow] = deque()
         self._asking_rows: list[AnswerRow] = []
         self._running_rows: list[AnswerRow] = []
+        self._joined: ModelCache | None = None  # of the last forward of several rows
         self._end_time, self._seconds = 0.0, 0.0
         self._reason: str | None = None
         self._is_proving = False
@@ -160,6 +161,8 @@ class Steps:
                 for rows in (self._rows, self._asking_rows):
                     if row in rows:  # not in a child that was forked inside
                         rows.remove(row)
+                if len(self._rows) < 2:
+                    self._joined = None
                 self._change.notify_all()
 
     def step(self, row: AnswerRow) -> torch.Tensor:
@@ -216,7 +219,9 @@ class Steps:
         return not any(row.comes for row in self._rows) or not self._seconds_left(arrival)
 
     def _take(self) -> list[AnswerRow]:
-        self._running_rows, self._asking_rows = self._asking_rows, []
+        # in the order in which they came: rows that are the same as before stay side by side
+        self._running_rows = [row for row in self._rows if row in self._asking_rows]
+        self._asking_rows = []
         for row in self._rows:
             row.comes = False  # who is late comes when it comes
         return self._running_rows
@@ -228,7 +233,7 @@ class Steps:
             # no account is open there: each row's own thread counts its token
             outcomes = Context().run(self._forward, rows)
         except BaseException as error:
-            outcomes = [error] * len(rows)
+            outcomes, self._joined = [error] * len(rows), None
         with self._change:
             for i, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
                 row.outcome, row.runs, row.comes = outcome, int(not i), row in self._rows
@@ -238,8 +243,11 @@ class Steps:
 
     def _forward(self, rows: Sequence[AnswerRow]) -> Sequence[torch.Tensor]:
         tokens, positions, pasts = zip(*(row.asks for row in rows if row.asks), strict=True)
+        past = pasts[0]
+        if len(rows) > 1:  # of one thread at a time
+            self._joined = past = model_cache.join_as_rows(pasts, self._joined)
         return forwards.next_logits(
-            self._model, torch.cat(tokens), torch.stack(positions, dim=1), *pasts
+            self._model, torch.cat(tokens), torch.stack(positions, dim=1), past
         ).split(1)
 
 

@@ -7,6 +7,7 @@ model. Measured on transformers 5.23.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_not
 from typing import Any
 
 import torch
@@ -284,35 +285,62 @@ def share_rows(cache: ModelCache, rows: int) -> ModelCache:
     return cache
 
 
-def join_as_rows(
-    caches: Sequence[ModelCache], device: torch.device
-) -> tuple[ModelCache, torch.Tensor | None]:
+def join_as_rows(caches: Sequence[ModelCache], before: ModelCache | None = None) -> ModelCache:
     """One cache whose rows are ``caches``, for one forward of one token a row, which extends each of them.
 
-    With it comes the mask ``[rows, longest + 1]`` of the places that a row has; None if it has all.
+    ``before`` is the one of the last forward: it serves again if its rows are these, and were extended by
+    that forward alone.
     """
-    rows = _SideBySide(caches)
-    if not any(rows.gaps):
-        return rows, None
-    mask = torch.ones(len(caches), rows.get_seq_length() + 1, dtype=torch.int64)
-    for row, gap in zip(mask, rows.gaps, strict=True):
+    if isinstance(before, _SideBySide) and before.goes_on(caches):
+        return before
+    return _SideBySide(caches)
+
+
+def row_mask(cache: ModelCache, device: torch.device) -> torch.Tensor | None:
+    """The mask ``[rows, tokens + 1]`` of the places that each row of a joined cache has; None if all."""
+    if not isinstance(cache, _SideBySide) or not any(cache.gaps):
+        return None
+    mask = torch.ones(len(cache.gaps), cache.get_seq_length() + 1, dtype=torch.int64)
+    for row, gap in zip(mask, cache.gaps, strict=True):
         row[:gap] = 0
-    return rows, mask.to(device)
+    return mask.to(device)
+
+
+_JOINED_BYTES = 256 << 20
+"""Most bytes of rows that stay side by side from one forward to the next; larger ones are copied for one
+layer at a time, which takes little of a forward that attends to so much."""
+
+_JOINED_SPARE = 64
+"""Tokens by which rows that stay side by side may grow before they are copied again."""
 
 
 class _SideBySide(DynamicCache):
     """Several caches as rows, each filled up in front to the longest: so all go on at the same place.
 
-    What fills up is copied for one layer at a time; the mask hides it.
+    The mask hides what fills up.
     """
 
     def __init__(self, caches: Sequence[ModelCache]) -> None:
         super().__init__()
         self.layers = caches[0].layers  # for their kinds
-        self._caches = caches
+        self._caches = tuple(caches)
         lengths = [cache_length(cache) for cache in caches]
         self._longest = max(lengths)
         self.gaps = [self._longest - length for length in lengths]
+        tensors = cache_tensors(caches[0])
+        a_token = sum([t.nbytes for t in tensors]) / max(1, lengths[0])
+        self._stays = len(caches) * (self._longest + _JOINED_SPARE) * a_token <= _JOINED_BYTES
+        self._joined: dict[tuple[int, str], torch.Tensor] = {}  # by layer and name, with spare tokens
+
+    def goes_on(self, caches: Sequence[ModelCache]) -> bool:
+        """Go on to the next forward, if these are its rows, each longer by the token of the last one."""
+        if len(caches) != len(self._caches) or any(map(is_not, caches, self._caches)):
+            return False
+        longest = self._longest + 1
+        if [cache_length(cache) for cache in caches] != [longest - gap for gap in self.gaps]:
+            return False
+        self._longest = longest
+        return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the longest row before the forward."""
@@ -329,22 +357,34 @@ class _SideBySide(DynamicCache):
         rows = zip(self._caches, key_states.split(1), value_states.split(1), strict=True)
         pairs = [cache.update(keys, values, layer_idx, *args, **kwargs) for cache, keys, values in rows]
         keys, values = zip(*pairs, strict=True)
-        return self._pad(keys), self._pad(values)
+        return self._join(layer_idx, "keys", keys, key_states), self._join(
+            layer_idx, "values", values, value_states
+        )
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """As `update`, the keys of an indexer."""
         rows = zip(self._caches, indexer_key_states.split(1), strict=True)
-        return self._pad([cache.update_indexer(keys, layer_idx) for cache, keys in rows])
+        index = [cache.update_indexer(keys, layer_idx) for cache, keys in rows]
+        return self._join(layer_idx, "indexer_keys", index, indexer_key_states)
 
-    def _pad(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        if not any(self.gaps):
+    def _join(self, layer: int, name: str, rows: Sequence[torch.Tensor], new: torch.Tensor) -> torch.Tensor:
+        """The ``rows`` side by side, of which ``new`` ``[rows, …, 1, dim]`` are the last tokens."""
+        tokens = self._longest + 1
+        whole = self._joined.get((layer, name))
+        if whole is not None and tokens <= whole.shape[-2]:
+            whole.narrow(-2, tokens - 1, 1).copy_(new)
+            return whole.narrow(-2, 0, tokens)
+        if not self._stays and not any(self.gaps):
             return torch.cat(list(rows))
-        *heads, tokens, dim = rows[0].shape
-        whole = rows[0].new_empty(len(rows), *heads[1:], self.gaps[0] + tokens, dim)
+        spare = _JOINED_SPARE if self._stays else 0
+        *heads, _, dim = rows[0].shape
+        whole = rows[0].new_empty(len(rows), *heads[1:], tokens + spare, dim)
         for into, row, gap in zip(whole, rows, self.gaps, strict=True):
             into[..., :gap, :] = 0  # finite, so that a weight of zero hides it
-            into[..., gap:, :] = row[0]
-        return whole
+            into[..., gap:tokens, :] = row[0]
+        if self._stays:
+            self._joined[layer, name] = whole
+        return whole.narrow(-2, 0, tokens)
 
 
 def _tokens_of(layer: Any, name: str, start: int, stop: int | None, row: int) -> torch.Tensor:

@@ -142,16 +142,16 @@ def next_logits(
     model: HfEngine,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    *pasts: ModelCache,
+    past: ModelCache,
     span: Encoded | None = None,
 ) -> torch.Tensor:
-    """Next-token logits ``[rows, vocabulary]`` after ``ids`` ``[rows, tokens]``, a row behind each past.
+    """Next-token logits ``[rows, vocabulary]`` after ``ids`` ``[rows, tokens]`` behind ``past``.
 
-    ``positions`` are ``[axes, rows, tokens]``; the pasts are extended. One row may have many tokens, and
-    ``span``, its content if that is not all text; several have one token each.
+    ``positions`` are ``[axes, rows, tokens]``; ``past`` is extended. One row may have many tokens, and
+    ``span``, its content if that is not all text; several have one token each (`join_as_rows`).
     """
     device = contents.input_device(model.model)
-    past, mask = (pasts[0], None) if len(pasts) == 1 else model_cache.join_as_rows(pasts, device)
+    mask = model_cache.row_mask(past, device)
     content = {} if span is None else contents.decoder_arguments(span, device)
     with model.door.substitute_inputs(content) if content else nullcontext():
         return _logits(model, ids, positions, past, 1, mask)[:, -1]

@@ -15,6 +15,7 @@ from torch import nn
 
 from kamera.content import Encoded
 from kamera.engines.base import Span
+from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import forwards
 from kamera.engines.hf.contents import input_device
 from kamera.engines.hf.hooks import foreign_hooks, hook_tables, unobserved
@@ -223,7 +224,7 @@ def why_no_rows(model: HfEngine) -> str:
         with unobserved(foreign_hooks(hook_tables(model.model.modules()))):
             each = enumerate(pasts())
             singles = [forwards.next_logits(model, ids[i, None], last[:, i, None], past) for i, past in each]
-            batch = forwards.next_logits(model, ids, last, *pasts())
+            batch = forwards.next_logits(model, ids, last, model_cache.join_as_rows(pasts()))
     except (RuntimeError, ValueError, TypeError, IndexError, KameraError) as error:
         return f"this {kind} takes no rows of unlike length: {first_line(error)}"
     off = max(_relative(t, a[0]) for t, a in zip(batch, singles, strict=True))
