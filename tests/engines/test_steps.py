@@ -136,6 +136,32 @@ def test_a_row_that_fails_leaves_the_others_alone(after):
     assert len(windows[1].generate(QUESTION, **GREEDY, max_new_tokens=2)) == 2
 
 
+def test_a_row_that_was_waited_for_in_vain_goes_on_beside_the_others(monkeypatch):
+    monkeypatch.setattr(answering, "_LEAST", 0.05)
+    backbone, chunks = rig("qwen3_vl", 3)
+    windows = [make(backbone, None, *chunks[:n]) for n in (3, 1)]
+    alone = [w.generate(QUESTION, **GREEDY, max_new_tokens=9) for w in windows]
+    is_ahead, counts = threading.Event(), [0, 0]
+
+    def first(ids: Any, scores: torch.Tensor) -> torch.Tensor:
+        counts[0] += 1
+        if counts[0] == 6:
+            is_ahead.set()
+        return scores
+
+    def second(ids: Any, scores: torch.Tensor) -> torch.Tensor:
+        counts[1] += 1
+        if counts[1] == 3:
+            assert is_ahead.wait(60)
+        return scores
+
+    options = [{"max_new_tokens": 9, "logits_processor": [process]} for process in (first, second)]
+    with sizes(backbone) as rows:
+        together = at_once(windows, options)
+    assert [a.tolist() for a in together] == [a.tolist() for a in alone]
+    assert rows.index(1) < len(rows) - 1 - rows[::-1].index(2), rows  # apart, and together again
+
+
 # -- counting ----------------------------------------------------------------------------------------
 
 
