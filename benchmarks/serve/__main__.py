@@ -4,11 +4,14 @@
   client gets alone.
 * ``clients``: the six agents of ``benchmarks.price agents`` over ``/v1/chat/completions``, with a session's
   id and without; tokens before the first token beside a prefix cache.
+* ``edits``: clients that edit their histories in ten ways; tokens before the first token beside a prefix
+  cache that knows pictures, and answers other than those of plain transformers.
 * ``peers``: two text agents on SmolLM2, on ``kamera serve`` and on other servers, each of which needs a
   Python of an environment of its own: one with ``xllamacpp``, one with vLLM.
 
     python -m benchmarks.serve load [--clients 1 4 16] [--requests 48]
     python -m benchmarks.serve clients [--turns 20]
+    python -m benchmarks.serve edits [--requests 48]
     python -m benchmarks.serve peers [--llamacpp PYTHON] [--vllm PYTHON] [--turns 20]
 """
 
@@ -21,9 +24,9 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks import report
-from benchmarks.serve import clients, load, peers
+from benchmarks.serve import clients, edits, load, peers
 
-WHAT = {"load": load.rows, "clients": clients.rows, "peers": peers.rows}
+WHAT = {"load": load.rows, "clients": clients.rows, "edits": edits.rows, "peers": peers.rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = report.parser("serve", __doc__)
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="of load, at once")
-    parser.add_argument("--requests", type=int, default=48, help="of load")
+    parser.add_argument("--requests", type=int, default=48, help="of load and edits")
     parser.add_argument("--at-once", type=int, default=16, help="requests that the server runs at once")
     parser.add_argument("--rounds", type=int, default=2, help="of load")
     parser.add_argument("--turns", type=int, default=20, help="of each agent")

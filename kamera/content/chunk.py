@@ -131,3 +131,16 @@ class Encoded:
     def arguments(self) -> dict[str, torch.Tensor | list[torch.Tensor]]:
         """``tensors`` as the decoder takes them: lists whole, by number."""
         return whole_lists(self.tensors)
+
+    def behind(self, count: int) -> Encoded | None:
+        """What is behind the first ``count`` tokens, none of which a picture replaces.
+
+        None if a tensor is neither ``[1, tokens, …]`` nor the features of the picture's tokens alone.
+        """
+        tensors = dict[str, torch.Tensor]()
+        for name, tensor in self.tensors.items():
+            is_by_token = tensor.shape[:2] == (1, self.num_tokens)
+            if not is_by_token and self.num_tokens in tensor.shape:
+                return None
+            tensors[name] = tensor[:, count:] if is_by_token else tensor
+        return Encoded(self.input_ids[count:], {}, tensors)

@@ -3,8 +3,8 @@
 from kamera.patches.anchor import Anchor, anchor_of, identify, prefill_anchor
 from kamera.patches.background import Ahead, Later, Owed, Ready, Worth, later_of, put_owed
 from kamera.patches.catalogue import Catalogue, Near, Stored, possible_names, stored_patch, worth_harvesting
-from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of, text_positions
-from kamera.patches.former import Encodings, Former, canonical_of, prefix_kv
+from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of, prefix_kv, text_positions
+from kamera.patches.former import Encodings, Former, canonical_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import (
     Line,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
+from kamera import forks
 from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.background import Owed, Worth, later_of, put_owed, waiting_records
+from kamera.patches.chunks import prefill_behind, prefix_kv
 from kamera.patches.losses import Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context, encoding_context
 
@@ -95,6 +98,7 @@ def anchor_of(
 ) -> Anchor:
     """The anchor of given token ids: read from ``store`` if stored there, else prefilled and stored.
 
+    What it begins with as another one that is held on the store does not run again (a clock behind the rest).
     A store of codes, too, keeps an anchor as the model computed it; a damaged one is a miss. Store errors are
     raised unless ``losses`` tolerate them. Raises as `identify`. With ``later`` it is stored as later work.
     """
@@ -111,9 +115,10 @@ def anchor_of(
     with losses.look_up("system prompt", "the system prompt"):
         found = store.get_anchor(context)
     if found is not None and torch.equal(found.positions, positions):
-        return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity)
-    kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
-    anchor = Anchor(ids, positions, kv, digest, tail, reopen, identity)
+        return _held(store, Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity))
+    head = _head(store, ids, positions, identity)
+    kv = prefill_behind(backbone, Encoded(ids, {}, {}), positions, None, head)
+    anchor = _held(store, Anchor(ids, positions, kv, digest, tail, reopen, identity))
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
     owed = Owed(store, [record], losses, "the system prompt was not kept", later)
     if later:
@@ -124,3 +129,34 @@ def anchor_of(
     else:
         put_owed([owed])
     return anchor
+
+
+_anchors: weakref.WeakKeyDictionary[ChunkStore, weakref.WeakSet[Anchor]] = weakref.WeakKeyDictionary()
+"""Those on a store that a window has."""
+
+_lock = forks.Lock()
+
+
+def _held(store: ChunkStore, anchor: Anchor) -> Anchor:
+    with _lock:
+        _anchors.setdefault(store, weakref.WeakSet()).add(anchor)
+    return anchor
+
+
+def _head(
+    store: ChunkStore, ids: torch.Tensor, positions: torch.Tensor, identity: StoredIdentity
+) -> KV | None:
+    """KV of the most first tokens that an anchor on the ``store`` has, too; None if none has any."""
+    with _lock:
+        others = [a for a in _anchors.get(store, ()) if a.identity == identity]
+    shared_tokens = [int(_equal(ids, other.input_ids).long().cumprod(0).sum()) for other in others]
+    most = max(shared_tokens, default=0)
+    if not most:
+        return None
+    best = others[shared_tokens.index(most)]
+    return prefix_kv(ids, positions, best.input_ids, best.positions, best.kv, most)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    count = min(len(one), len(other))
+    return one[:count] == other[:count]

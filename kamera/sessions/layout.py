@@ -27,7 +27,15 @@ from kamera.errors import quote
 from kamera.forks import lazy
 from kamera.ops import digest
 from kamera.trust import Guarantee, OnLeave, ReusePolicy, at_least, weakest
-from kamera.window import EngineWindow, KameraWindow, Slot, cut_text, keep_first
+from kamera.window import (
+    EngineWindow,
+    KameraWindow,
+    Slot,
+    cut_text,
+    former_of,
+    keep_first,
+    words_before_picture,
+)
 
 SessionMode = Mode
 """The same for all edits of a conversation (docs/sessions.md)."""
@@ -221,7 +229,7 @@ def keep_head(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     """Leave in ``window`` what ``prompt`` begins with, as far as it knows nothing else; the layout of that.
 
     What leaves was behind all that stays, so nothing that stays was conditioned on it. Behind the layout's
-    slots there may be one more: the head of a text that ``prompt`` goes on otherwise.
+    slots there may be one more: a text that ``prompt`` goes on otherwise, or a picture in place of its own.
     """
     old, stop = layout.prompt.segments, question_start(prompt)
     same = common_prefix(layout.prompt.segment_ids(), prompt.segment_ids())
@@ -234,11 +242,22 @@ def keep_head(window: KameraWindow, layout: Layout, prompt: Rendered) -> Layout:
     count = stay = min(sum([end <= same for _, end in layout.runs]), clean)
     if count < clean and old[layout.runs[count][0]].media is None:
         shared_tokens = common_prefix(layout.prompt.ids.tolist(), prompt.ids.tolist())
-        equal, last = shared_tokens - old[layout.runs[count][0]].start, window.slots[count]
-        stay += equal >= last.length or (equal > 0 and len(cut_text(window, last, [equal])) > 1)
+        stay += shared_tokens > old[layout.runs[count][0]].start
+    elif count < clean:
+        stay += _words_of_picture(window, layout, prompt, count) > 0
     if stay < len(window.slots):  # else what was said behind them stays, too
         keep_first(window, stay)
     return Layout(layout.prompt, layout.runs[:count])
+
+
+def _words_of_picture(window: KameraWindow, layout: Layout, prompt: Rendered, slot: int) -> int:
+    """Tokens of a wrapper in front of the picture in a slot, which another one in its place has, too."""
+    old, index = layout.prompt.segments, layout.runs[slot][0]
+    if index >= len(prompt.segments) or old[index].media is None or prompt.segments[index].media is None:
+        return 0
+    vision_tokens = former_of(window).backbone.builder.vision_tokens
+    words = words_before_picture(prompt.tokens(prompt.segments[index]), vision_tokens)
+    return common_prefix(words.tolist(), layout.prompt.tokens(old[index]).tolist())
 
 
 def cut_at(layout: Layout, slot: int, at: Sequence[int]) -> Layout:
@@ -330,6 +349,9 @@ class Stretch:
         is_clean = clean == len(layout.runs)
         end = end_of(layout if is_clean else Layout(layout.prompt, layout.runs[:clean]))
         tokens = min(prefix_tokens(layout, prompt), end)
+        runs = [layout.prompt.segments[start].start for start, _ in layout.runs[:clean]]
+        if tokens in runs and isinstance(window, KameraWindow):
+            tokens += _words_of_picture(window, layout, prompt.cut_as(layout.prompt), runs.index(tokens))
         if tokens == end and is_clean and self.spoken is not None:
             starts = (s.start for s in prompt.segments if s.media is not None and s.start >= end)
             coming = prompt.ids[end : next(starts, prompt.num_tokens)]

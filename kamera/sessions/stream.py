@@ -417,12 +417,12 @@ def turn_report(
 ) -> TurnReport:
     """The report of an operation from the ``old_slots`` to a prompt of ``prompt`` tokens.
 
-    ``opening`` is the work of prefilling the ``window``'s system prompt, whose tokens were kept if that is
-    none. Those after the slots are prefilled with the question. A chunk that arrived without a forward came
-    from the store: its tokens count as turned.
+    ``opening`` is the work of prefilling the ``window``'s system prompt, whose other tokens were kept. Those
+    after the slots are prefilled with the question. A chunk that arrived without a forward came from the
+    store: its tokens count as turned.
     """
     old_by_number, anchor = {slot.number: slot for slot in old_slots}, former_of(window).anchor.length
-    kept, turned, patched = report.tokens_held + (0 if opening.tokens else anchor), 0, 0
+    kept, turned, patched = report.tokens_held + anchor - opening.tokens, 0, 0
     for slot in report.slots:
         old = old_by_number.get(slot.number)
         if old is None or (old.antecedents, old.rank) != (slot.antecedents, slot.rank):

@@ -14,6 +14,7 @@ from kamera.window.requests import (
     Recall,
     Reorder,
     Slide,
+    words_before_picture,
 )
 from kamera.window.run import Report, SlotReport, Times
 from kamera.window.save import WINDOW, Saved, SealedFile, refuse_malformed
@@ -79,4 +80,5 @@ __all__ = [
     "respond",
     "sequence_of",
     "shown_spans",
+    "words_before_picture",
 ]

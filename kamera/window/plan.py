@@ -486,6 +486,7 @@ class Planner:
         self.left_numbers: list[int] = []
         self.late_seats: dict[str, Seat] = {}  # chunks whose canonicals later work computes
         self.heads: dict[str, tuple[tuple[str, int], ...]] = {}
+        self._wrapper: tuple[str, tuple[tuple[str, int], ...]] = ("", ())  # of a picture, by its id
         self._new_ids: set[str] = set()
         self._first_ids: set[str] = set()  # canonicals at hand that later work puts first
         self._followed: list[Seat] = []
@@ -529,6 +530,8 @@ class Planner:
             wanted.append(state.seats[item] if isinstance(item, int) else item)
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
             same += 1
+        if request.wrapper and self.view.joins:  # else words may attend to their picture
+            self._wrapper = (wanted[same].chunk_id, request.wrapper)
         on_leave, policy = self._on_leave(request.on_leave), self.policy
         if on_leave == "exact":
             self.policy = self.policy.as_exact()
@@ -872,11 +875,10 @@ class Planner:
         source = leading or Source(spot, before.lineage, guarantee, canonical=False, behind=before.tokens)
         number = number or new_number()
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
-        text_heads = self.heads.get(chunk.chunk_id)
-        head = self._head_at(text_heads, before, spot) if text_heads else None
+        heads, is_picture = self.heads.get(chunk.chunk_id, ()), chunk.chunk_id == self._wrapper[0]
+        head = self._head_at(self._wrapper[1] if is_picture else heads, before, spot, is_picture)
         is_joined = head is None and self._shares_forward_behind(before)
-        heads = () if head is None else (head,)
-        self.steps.append(Prefill(seat, before, new, heads, is_joined, reason))
+        self.steps.append(Prefill(seat, before, new, () if head is None else (head,), is_joined, reason))
         return seat
 
     def _take(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
@@ -1071,9 +1073,12 @@ class Planner:
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, "near", archived=False)
         return Prefill(seat, before, heads=tuple(heads), reason="edited")
 
-    def _head_at(self, heads: tuple[tuple[str, int], ...], before: Seats, spot: Spot) -> TextHead | None:
-        """The head, of a text at ``spot`` behind ``before``, that the window holds exactly there, or None.
+    def _head_at(
+        self, heads: tuple[tuple[str, int], ...], before: Seats, spot: Spot, is_picture: bool = False
+    ) -> TextHead | None:
+        """The head, of a chunk at ``spot`` behind ``before``, that the window holds exactly there, or None.
 
+        Words in front of a picture stand in a row, whatever shape that has.
         What was said behind the window's chunks stands there whatever these are worth, until they change.
         """
         window, tokens, matches = self.before, dict(heads), list[TextHead]()
@@ -1087,8 +1092,8 @@ class Planner:
         for seat in (seat for seat in window.seats if seat.chunk_id in tokens):
             source = seat.source
             is_home = source.antecedents == before.lineage and source.home.low == spot.low
-            plain = source.guarantee == "exact" and not (source.patch or source.home.shape or spot.shape)
-            if is_home and plain:
+            plain = source.guarantee == "exact" and not source.patch
+            if is_home and plain and (is_picture or not (source.home.shape or spot.shape)):
                 matches.append(TextHead(seat.number, tokens[seat.chunk_id]))
         return max(matches, key=attrgetter("tokens"), default=None)
 

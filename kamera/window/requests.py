@@ -129,6 +129,9 @@ class Arrange:
 
     ``recurring`` are ids of chunks that come again behind others than before, of which copies can be served:
     the canonical of one that is prefilled here is made in the background, if the policy forms on a miss.
+
+    ``wrapper``, of a named request: the words in front of the first change's picture that the chunk in its
+    place has, too; these need not run.
     """
 
     order: Sequence[Slot | Content | Chunk | Recall] | tuple[int | Newcomer, ...]
@@ -137,6 +140,7 @@ class Arrange:
     operation: Literal["arrange", "assemble", "insert", "replace"] = "arrange"
     archive: bool = True
     recurring: tuple[str, ...] = ()
+    wrapper: Heads = ()
 
 
 @dataclass(frozen=True)
@@ -330,7 +334,7 @@ class Names:
         if request.archive not in ("now", "later", None):
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self.chunk_of(request.content)
-        heads = () if chunk.inputs else self._heads_at(chunk, len(self._state.facts))
+        heads = () if chunk.inputs else self._heads_at(chunk.input_ids, len(self._state.facts))
         named = NamedRequest(request)
         facts = self._former.find(chunk) or self._facts_here(chunk.id)
         return replace(named, request=replace(request, content=named.bring(chunk, facts, heads)))
@@ -378,13 +382,23 @@ class Names:
             newcomer = Newcomer(chunk.id, chunk.num_tokens)
             if chunk.id not in met:
                 met.add(chunk.id)
-                same = self._heads_at(chunk, i) if i == change and not chunk.inputs else ()
+                same = self._heads_at(chunk.input_ids, i) if i == change and not chunk.inputs else ()
                 heads = tuple(dict([*same, *heads_of(chunk, known_texts)]).items())
                 known = self._facts_here(chunk.id) or self._former.find(chunk)
                 newcomer = named.bring(chunk, known, heads)
             takes = () if gaps is None else gaps.takes(chunk)
             items.append(replace(newcomer, takes=takes) if takes else newcomer)
-        return replace(named, request=replace(request, order=tuple(items), among=()))
+        wrapper = self._wrapper(named, items[change], change) if change < len(items) else ()
+        return replace(named, request=replace(request, order=tuple(items), among=(), wrapper=wrapper))
+
+    def _wrapper(self, named: NamedRequest, item: int | Newcomer, index: int) -> Heads:
+        """`Arrange.wrapper` of what comes to stand at slot ``index``, before which nothing changes."""
+        state = self._state
+        facts = state.facts[item] if isinstance(item, int) else named.coming.get(item.chunk_id)
+        if facts is None or facts.is_text or index == len(state.residents):
+            return ()
+        words = words_before_picture(facts.encoded.input_ids, self._former.backbone.builder.vision_tokens)
+        return self._heads_at(words, index)
 
     def _facts_here(self, chunk_id: str) -> Facts | None:
         return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
@@ -392,13 +406,13 @@ class Names:
     def _facts_of(self, chunk_id: str) -> Facts:
         return self._facts_here(chunk_id) or self._former.facts_of(chunk_id)
 
-    def _heads_at(self, chunk: Chunk, index: int) -> Heads:
-        """The text at slot ``index``, or what was said behind the last, if a text begins with any of it."""
+    def _heads_at(self, words: torch.Tensor, index: int) -> Heads:
+        """The chunk at slot ``index``, or what was said behind the last, if it begins with any of a text."""
         state = self._state
         resident = state.said if index == len(state.residents) else state.residents[index]
-        if resident is None or not resident.facts.is_text:
+        if resident is None:
             return ()
-        equal = common_prefix(chunk.input_ids.tolist(), resident.facts.encoded.input_ids.tolist())
+        equal = common_prefix(words.tolist(), resident.facts.encoded.input_ids.tolist())
         return ((resident.facts.chunk_id, equal),) if equal else ()
 
     def _features(self, like: Content | Chunk) -> np.ndarray:
@@ -412,6 +426,12 @@ class Names:
         if vector is None:
             raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")
         return vector
+
+
+def words_before_picture(ids: torch.Tensor, vision_tokens: Sequence[int]) -> torch.Tensor:
+    """The first of the token ids of a chunk, up to those that a picture replaces."""
+    places = torch.isin(ids, torch.tensor(vision_tokens, dtype=ids.dtype)).nonzero()
+    return ids[: int(places[0])] if len(places) else ids
 
 
 def texts_by_head(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:

@@ -524,12 +524,13 @@ class _PlanRun:
     ) -> tuple[KV | None, Encoded, torch.Tensor]:
         """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
         head = self._kv_of_heads(step.heads, facts, positions) if step.heads else None
-        if head is None:
+        rest = None if head is None else facts.encoded.behind(kv_tokens(head))
+        if head is None or rest is None:
             return None, facts.encoded, positions
         head_tokens = kv_tokens(head)
         self.tally.tokens_held += head_tokens
         spans.append(Span(head, None, (0,) * self.former.backbone.axes))
-        return head, Encoded(facts.encoded.input_ids[head_tokens:], {}, {}), positions[:, head_tokens:]
+        return head, rest, positions[:, head_tokens:]
 
     def _kv_of_heads(self, heads: Sequence[TextHead], facts: Facts, positions: torch.Tensor) -> KV | None:
         """KV of a text's first tokens, taken over from its ``heads``; None where it is another's."""
