@@ -36,8 +36,10 @@ EVAL = {
     **_verbs("kamera.cli.eval_freeze", "freeze"),
     **_verbs("kamera.cli.eval_tasks", "merge"),
 }
+ANALYZE = _verbs("kamera.cli.analyze", "recovery", "shift", "roc", "sink", "breakeven")
 store = typer.Typer(cls=group(STORE), no_args_is_help=True)
 evaluate = typer.Typer(cls=group(EVAL), no_args_is_help=True)
+analyze = typer.Typer(cls=group(ANALYZE), no_args_is_help=True)
 VERBS = {
     "demo": Verb("kamera.cli.demo:demo"),
     "try": Verb("kamera.cli.try_pictures:try_pictures"),
@@ -49,6 +51,9 @@ VERBS = {
     "serve": Verb("kamera.cli.serve:serve"),
     "inspect": Verb("kamera.cli.inspect:inspect"),
     "store": Verb("kamera.cli.app:store", "A store's contents and its upkeep."),
+    "analyze": Verb(
+        "kamera.cli.app:analyze", "What reuse can gain on a workload, and what a model's KV permits."
+    ),
     "eval": Verb("kamera.cli.app:evaluate", "Measure the loss of reuse and the share a patch restores."),
 }
 app = typer.Typer(

@@ -239,6 +239,12 @@ class HfEngine(HfContents):
                 return continuation
             return continuation._replace(kvs=self._read_kv(behind, cache, start, lengths))
 
+    def attention(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> list[torch.Tensor]:
+        """As `forwards.attention`, behind the spans that ``behind`` shows; it shows the same afterwards."""
+        self._identity.check_forward()
+        with self._cache_of(behind) as cache:
+            return forwards.attention(self, ids, positions, cache)
+
     def measure(self) -> AbstractContextManager[Work]:
         return self.meter.measure()
 

@@ -18,6 +18,7 @@ from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import contents
 from kamera.engines.hf.cache import ModelCache
 from kamera.engines.hf.sampling import read_options
+from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, Blocks, check_finite, kv_concat, kv_copy, kv_slice, kv_tokens
 
 if TYPE_CHECKING:
@@ -257,6 +258,35 @@ def run_decoder(
     places = (positions if len(positions) > 1 else positions[0]).to(device)
     with torch.no_grad(), model.turns.forward_turn(alone=True, pauses=model.quiet):
         decoder(**arguments, position_ids=places, past_key_values=past, use_cache=True)
+
+
+def attention(
+    model: HfEngine, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache
+) -> list[torch.Tensor]:
+    """Where text ``ids`` ``[tokens]`` at ``positions`` ``[axes, tokens]`` behind ``past`` attends to.
+
+    One ``[heads, tokens, past + tokens]`` for each layer, whose rows sum to one. ``past`` is extended. The
+    layers run in the plain kernel, the only one that tells its weights. Raises UnsupportedBackbone for a
+    model that tells none.
+    """
+    model.limits.check_tokens(positions)
+    with torch.no_grad(), model.turns.alone():
+        kernel = model.model.config._attn_implementation
+        model.model.set_attn_implementation("eager")
+        try:
+            out = model.decoder(
+                input_ids=ids[None].to(contents.input_device(model.model)),
+                position_ids=contents.with_batch(positions).to(contents.input_device(model.model)),
+                past_key_values=past,
+                use_cache=True,
+                output_attentions=True,
+            )
+        finally:
+            model.model.set_attn_implementation(kernel)
+    weights = [layer for layer in out.attentions or () if layer is not None]
+    if not weights:
+        raise UnsupportedBackbone(f"{model.facts.kind} does not tell what its layers attend to")
+    return [layer[0] for layer in weights]
 
 
 def _stack(rows: Sequence[Any]) -> Any:
