@@ -113,6 +113,7 @@ def losses(read: Sequence[Sequence[Measured]]) -> tuple[Losses, ...]:
                 eta=None if math.isnan(eta.mean) else eta,
                 flips=bootstrap([judged.flips for _, _, judged in way]),
                 kv=bootstrap([judged.kv for _, _, judged in way]),
+                alike=bootstrap([judged.alike for _, _, judged in way]),
             )
         )
     return tuple(sorted(rows, key=lambda row: GUARANTEES.index(row.guarantee)))

@@ -35,14 +35,15 @@ class Arm(NamedTuple):
 class Judged(NamedTuple):
     """A window against its re-prefill: KL in nats, share of other likeliest tokens, error of the KV itself.
 
-    The first two are means over the ``tokens`` of all answers; the last is relative (L2), a root mean square
-    over layers and channels.
+    The first two are means over the ``tokens`` of all answers; ``kv`` is relative (L2), a root mean square
+    over layers and channels; ``alike`` is the mean over answers of the tokens before the first other one.
     """
 
     tokens: int
     kl: float
     flips: float
     kv: float
+    alike: float
 
 
 class Trial:
@@ -57,7 +58,7 @@ class Trial:
         self._store = ChunkStore.open("memory://")
         true = self._window(self._store, self._chunks, ReusePolicy.exact())
         self._answers = [(q, answer_of(true, q, max_new_tokens=ANSWER)) for q in document.questions]
-        self._reference, self._true = self._logits(true), shown_spans(true)[1:]
+        self._reference, self._true = logits_of_answers(true, self._answers), shown_spans(true)[1:]
 
     def arms(self, guarantees: Sequence[Guarantee]) -> Iterator[Arm]:
         """The window in every way of these guarantees; the blind one is always among them, and last.
@@ -81,10 +82,13 @@ class Trial:
 
     def judge(self, window: KameraWindow) -> Judged:
         """A window's distributions over the tokens of the re-prefill's answers, and its KV, against both."""
-        served, true = self._logits(window), self._reference
-        flips = (served.argmax(-1) != true.argmax(-1)).double()
-        lost = float(kl(served, true).mean())
-        return Judged(len(true), lost, float(flips.mean()), self._kv_error(window))
+        served, true = logits_of_answers(window, self._answers), self._reference
+        flips = [a.argmax(-1) != b.argmax(-1) for a, b in zip(served, true, strict=True)]
+        # until its first other token an answer of its own would have said the same
+        alike = [int(one.int().argmax()) if one.any() else len(one) for one in flips]
+        lost, changed = float(kl(torch.cat(served), torch.cat(true)).mean()), torch.cat(flips).double()
+        kv = self._kv_error(window)
+        return Judged(len(changed), lost, float(changed.mean()), kv, sum(alike) / len(alike))
 
     # -- windows -------------------------------------------------------------------------------------
 
@@ -136,9 +140,6 @@ class Trial:
             assert offset is not None, "the same chunks in the same order stand alike"
             turned.append(relocate_kv(span.kv, self._engine.layout, offset))
         return kv_error(turned, [span.kv for span in self._true])
-
-    def _logits(self, window: KameraWindow) -> torch.Tensor:
-        return torch.cat(logits_of_answers(window, self._answers))
 
 
 def kv_error(served: Sequence[KV], true: Sequence[KV]) -> float:

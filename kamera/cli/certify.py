@@ -98,7 +98,7 @@ def _tables(made: CertifyReport, path: Path) -> Iterator[Table | str]:
         ],
     )
     yield ""
-    columns = ("guarantee", "departed", "KL (nats)", "eta", "flips", "KV error")
+    columns = ("guarantee", "departed", "KL (nats)", "eta", "flips", "alike", "KV error")
     rows = [
         (
             row.guarantee,
@@ -106,6 +106,7 @@ def _tables(made: CertifyReport, path: Path) -> Iterator[Table | str]:
             _show(row.kl, ".2g"),
             "-" if row.eta is None or row.guarantee == "blind" else _show(row.eta, ".2f"),
             _show(row.flips, ".3f"),
+            "" if row.alike is None else _show(row.alike, ".1f"),
             _show(row.kv, ".2g"),
         )
         for row in made.rows

@@ -35,9 +35,10 @@ class Losses:
     ``kl`` is KL(served ‖ re-prefill) of next-token distributions in nats, ``flips`` the share of tokens
     whose likeliest successor is another one; both are means over ``documents``, with ``tokens`` of answers.
     ``kv`` is the relative error (L2) of the served KV, a root mean square over layers and channels.
-    ``eta`` is 1 − KL / KL of blind reuse (None: blind reuse lost nothing). Intervals are bootstraps over
-    documents. ``departed`` is the share of what the served KV was computed behind that is not in view: of
-    survivors by tokens, of "near" by chunks (`ReusePolicy.max_divergence`), else None.
+    ``alike`` are the tokens of an answer before the first other one, all if there is none (None: an older
+    report). ``eta`` is 1 − KL / KL of blind reuse (None: blind reuse lost nothing). Intervals are bootstraps
+    over documents. ``departed`` is the share of what the served KV was computed behind that is not in view:
+    of survivors by tokens, of "near" by chunks (`ReusePolicy.max_divergence`), else None.
     """
 
     guarantee: Guarantee
@@ -48,6 +49,7 @@ class Losses:
     eta: Estimate | None
     flips: Estimate
     kv: Estimate
+    alike: Estimate | None = None
 
 
 @dataclass(frozen=True)

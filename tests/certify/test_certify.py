@@ -45,13 +45,16 @@ def texts(folder) -> list:
 # -- the figures ---------------------------------------------------------------------------------
 
 
-def plain(backbone: HfEngine, folder) -> list[tuple[float, float, int]]:
-    """KL, flips and judged tokens of blind reuse by document: the model's own forwards, and one rotation."""
+def plain(backbone: HfEngine, folder) -> list[tuple[float, float, float, int]]:
+    """Of blind reuse by document: KL, flips, tokens that a free answer has alike, and judged tokens.
+
+    Made by the model's own forwards, and one rotation.
+    """
     model, processor = backbone.model, backbone.processor
     end, found = model.generation_config.eos_token_id, []
     for path in texts(folder):
         chunks = [f"{text}\n\n" for text in path.read_text().split("\n\n")[4:]]
-        kl, flips = list[torch.Tensor](), list[torch.Tensor]()
+        kl, flips, alike = list[torch.Tensor](), list[torch.Tensor](), list[int]()
         for question in QUESTIONS:
             parts = [{"type": "text", "text": text} for text in (*chunks, question)]
             prompt = processor.apply_chat_template(
@@ -71,7 +74,15 @@ def plain(backbone: HfEngine, folder) -> list[tuple[float, float, int]]:
             p, q = ours.softmax(-1), true.softmax(-1)
             kl.append((p * (p / q).log()).sum(-1))
             flips.append((p.argmax(-1) != q.argmax(-1)).double())
-        found.append((float(torch.cat(kl).mean()), float(torch.cat(flips).mean()), len(torch.cat(kl))))
+            said: list[int] = []
+            while len(said) < count:
+                said.append(int(logits(model, asked + said, blind_cache(model, *pieces))[-1].argmax()))
+                if said[-1] != answer[len(said) - 1]:
+                    said.pop()
+                    break
+            alike.append(len(said))
+        means = (float(torch.cat(kl).mean()), float(torch.cat(flips).mean()), sum(alike) / len(alike))
+        found.append((*means, len(torch.cat(kl))))
     return found
 
 
@@ -112,7 +123,8 @@ def test_the_figures_are_those_of_plain_forwards(untrained, tmp_path):
     (row,) = made.rows
     assert (row.guarantee, row.departed, row.documents) == ("blind", None, 2)
     assert row.tokens == sum(count for *_, count in expected)
-    for got, (one, two) in ((row.kl, [e[0] for e in expected]), (row.flips, [e[1] for e in expected])):
+    for number, got in enumerate((row.kl, row.flips, row.alike)):
+        one, two = (of_document[number] for of_document in expected)
         assert got.mean == pytest.approx((one + two) / 2, rel=1e-3)
         assert (got.low, got.high) == pytest.approx((min(one, two), max(one, two)), rel=1e-3)
     assert row.kl.mean > 1e-4 and row.eta.mean == 0.0
