@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from kamera.cli.command import command
 from kamera.cli.options import Owner
 from kamera.cli.output import Output
 from kamera.cli.place import StorePlace, store_url
-from kamera.compile.mine import plan_text, recurring_windows
+from kamera.compile.mine import forming_tokens, placed_windows, plan_text, recurring_windows
 
 
 @command
@@ -41,10 +41,15 @@ def plan_from_trace(
         str | None,
         typer.Option(metavar="STORE", callback=store_url, help="A store directory, or a remote."),
     ] = None,
+    place: Annotated[
+        bool, typer.Option("--place", help="Choose the order of each window, for KameraWindow.assemble.")
+    ] = False,
 ) -> None:
     """Make a plan of the recurring windows, the largest savings first.
 
-    With a store, windows end before the first chunk that it does not hold.
+    With a store, windows end before the first chunk that it does not hold. With --place the order of each is
+    chosen over the whole trace, so that most chunks stand behind the same others; all_given and all_placed
+    are tokens to form the patches of all windows, as they came and as placed.
     """
     if plan.exists() and plan.samefile(trace):
         raise ValueError(f"PLAN {plan} is the trace: give another file")
@@ -52,6 +57,15 @@ def plan_from_trace(
     if store is not None:
         with StorePlace(store, owner).open_answering() as chunk_store:
             chunks = {row.chunk_id for row in chunk_store.ls("canonical")}
-    windows = recurring_windows(trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks)
+    windows = recurring_windows(
+        trace, anchor=anchor, times=times, top=top, tokens=tokens, stored=chunks, place=place
+    )
     plan.write_text(plan_text(windows, system), encoding="utf-8")
-    out.show({"trace": str(trace), "plan": str(plan), "windows": [asdict(window) for window in windows]})
+    rows = [asdict(window) for window in windows]
+    document: dict[str, Any] = {"trace": str(trace), "plan": str(plan), "windows": rows}
+    if place:
+        given, placed, length = placed_windows(trace, anchor=anchor, stored=chunks)
+        for name, some in (("all_given", given), ("all_placed", placed)):
+            counts = {"windows": len(set(some)), "forming_tokens": forming_tokens(some, length)}
+            document[name] = counts
+    out.show(document)

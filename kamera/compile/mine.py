@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from kamera.compile.plan import ChunkIds, leaves
+from kamera.compile.plan import ChunkIds, leaves, prefixes
 from kamera.window import Event, read_trace
 
 
@@ -37,12 +37,15 @@ def recurring_windows(
     top: int | None = None,
     tokens: int | None = None,
     stored: Collection[str] | None = None,
+    place: bool = False,
 ) -> list[Recurrence]:
     """The recurring windows of a trace (`kamera.window.Trace`), the largest savings first.
 
     An arrival of a chunk behind given antecedents counts if it occurred at least ``times`` times. Returns at
     most ``top`` windows with at most ``tokens`` to prefill in all. Windows end before the first chunk that
     is not in ``stored``. ``anchor`` selects a system prompt by a prefix of its digest, if there are several.
+    With ``place`` the order of each window is free, as for `KameraWindow.assemble`, and chosen over the whole
+    trace (`placed_windows`): windows of the same chunks are one, in whatever order they came.
 
     Raises TraceError naming the line for a file that is not a trace, ValueError for an unknown anchor, or if
     there are several and none is selected.
@@ -52,7 +55,10 @@ def recurring_windows(
             raise ValueError(f"{name} {value} must be at least 1")
     length: dict[str, int] = {}
     arrivals: Counter[ChunkIds] = Counter()
-    for event in read_operations(path, anchor):
+    if place:
+        _, placed, length = placed_windows(path, anchor=anchor, stored=stored)
+        arrivals.update(prefix for window in placed for prefix in prefixes(window)[1:])
+    for event in () if place else read_operations(path, anchor):
         slots = event.report.slots
         ids = [slot.chunk_id for slot in slots]
         chunks = tuple(ids if stored is None else takewhile(stored.__contains__, ids))
@@ -61,6 +67,64 @@ def recurring_windows(
         arrivals.update(chunks[: i + 1] for i in range(max(1, event.first_placement), len(chunks)))
     recurrent = {path: count for path, count in arrivals.items() if count >= times}
     return _choose(recurrent, length, top, tokens)
+
+
+def forming_tokens(windows: Iterable[ChunkIds], length: Mapping[str, int]) -> int:
+    """Tokens that forming the patches of these windows prefills, each patch once; ``length`` by chunk id.
+
+    A leading chunk needs none.
+    """
+    nodes = {path for window in windows for path in prefixes(window)[1:]}
+    return sum(length[path[-1]] for path in nodes)
+
+
+def placed_windows(
+    path: str | Path, *, anchor: str | None = None, stored: Collection[str] | None = None
+) -> tuple[list[ChunkIds], list[ChunkIds], dict[str, int]]:
+    """The windows of a trace as given, each in the order in which all share most, and tokens by chunk id.
+
+    It is the placement of the paper's appendix E. A window is what was in view before something left, or at
+    the end. A patch serves a chunk behind the same chunks in the same order, so windows share those of a
+    common beginning: where several begin alike, next comes the chunk by which they share most tokens. If that
+    takes no fewer `forming_tokens` than the orders given, these stay. Chunks that are not ``stored`` are left
+    out. Errors as `recurring_windows`.
+    """
+    length: dict[str, int] = {}
+    last: dict[str, ChunkIds] = {}  # by window
+    given: list[ChunkIds] = []
+    for event in read_operations(path, anchor):
+        length.update((slot.chunk_id, slot.length) for slot in event.report.slots)
+        held = tuple(s.chunk_id for s in event.report.slots if stored is None or s.chunk_id in stored)
+        before = last.get(event.window, ())
+        if not set(before) <= set(held):
+            given.append(before)
+        last[event.window] = held
+    given += [window for window in last.values() if window]
+    orders: dict[frozenset[str], ChunkIds] = {}
+    _place([(frozenset(window), frozenset(window)) for window in given], (), length, orders)
+    placed = [orders[frozenset(window)] for window in given]
+    is_better = forming_tokens(placed, length) < forming_tokens(given, length)
+    return given, placed if is_better else given, length
+
+
+def _place(
+    group: Sequence[tuple[frozenset[str], frozenset[str]]],
+    before: ChunkIds,
+    length: Mapping[str, int],
+    orders: dict[frozenset[str], ChunkIds],
+) -> None:
+    """Orders of windows that begin with ``before``, each given whole and as what still has to be placed."""
+    group = list(dict.fromkeys(group))
+    while group:
+        orders.update((whole, before) for whole, rest in group if not rest)
+        group = [(whole, rest) for whole, rest in group if rest]
+        counts = Counter(chunk for _, rest in group for chunk in rest)
+        if not counts:
+            return
+        best = max(counts, key=lambda chunk: ((counts[chunk] - 1) * length[chunk], counts[chunk], chunk))
+        inside = [(whole, rest - {best}) for whole, rest in group if best in rest]
+        _place(inside, (*before, best), length, orders)
+        group = [(whole, rest) for whole, rest in group if best not in rest]
 
 
 def plan_text(mined: Iterable[Recurrence], system: str | None) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from kamera.compile.mine import Recurrence, recurring_windows
+from kamera.compile.mine import Recurrence, forming_tokens, placed_windows, recurring_windows
 from kamera.errors import TraceError
 from kamera.window import Event
 from tests.window.told import event, slot, write_trace
@@ -46,6 +48,40 @@ def test_what_recurred_is_a_window_and_its_worth_is_its_arrivals(trace):
     assert [m.chunks for m in recurring_windows(path, times=1)] == [tuple("abc"), tuple("abd")]
     assert recurring_windows(path, times=3) == [Recurrence(("a", "b"), 3, 60, 20)]
     assert recurring_windows(path, times=4) == []
+
+
+def test_windows_of_the_same_chunks_are_one_where_the_order_is_free(trace):
+    path = trace(*filled("abc"), *filled("cab"), *filled("bca"), *filled("abd"))
+    # events of one window: each time something leaves, what was in view is a window
+    assert [found.chunks for found in recurring_windows(path)] == [("a", "b")]
+    given, placed, length = placed_windows(path)
+    assert ["".join(window) for window in given] == ["abc", "cab", "bca", "abd"]
+    assert [set(window) for window in placed] == [set(window) for window in given]
+    assert len(set(placed[:3])) == 1 and {placed[0][:2], placed[3][:2]} == {("b", "a")}
+    assert forming_tokens(given, length) == 20 + 30 + 10 + 20 + 30 + 10 + 40
+    assert forming_tokens(placed, length) == 10 + 30 + 40
+    [found] = recurring_windows(path, place=True)
+    assert (found.chunks, found.times, found.forming_tokens) == (("b", "a", "c"), 3, 10 + 30)
+    assert found.saved_tokens == 4 * 10 + 3 * 30
+    assert recurring_windows(path, place=True, stored="ab")[0].chunks == ("b", "a")
+
+
+def test_placed_windows_never_take_more_than_the_given_and_few_take_the_least(trace):
+    draw, gains = random.Random(0), []
+    for _ in range(40):
+        windows = ["".join(draw.sample("abcde", draw.randint(2, 4))) for _ in range(3)]
+        path = trace(*[replace(line(w, 0), window=str(i)) for i, w in enumerate(windows)])
+        given, placed, length = placed_windows(path)
+        path.unlink()
+        least = min(
+            forming_tokens(orders, length)
+            for orders in itertools.product(*[[*itertools.permutations(w)] for w in windows])
+        )
+        cost = forming_tokens(placed, length)
+        assert [set(window) for window in placed] == [set(window) for window in windows]
+        assert least <= cost <= forming_tokens(given, length)
+        gains.append((forming_tokens(given, length) - cost, forming_tokens(given, length) - least))
+    assert sum(ours for ours, _ in gains) > 0.8 * sum(best for _, best in gains) > 0
 
 
 def test_survivors_and_leading_chunks_want_no_patch(trace):

@@ -96,3 +96,34 @@ def test_recurring_traffic_runs_no_forward_once_compiled(tmp_path, frames, capsy
         assert traffic(store) == 2
         report = run_plan(read_plan(plan), vision_backbone(), store)
         assert report.patches == ObjectCounts(reused=2)
+
+
+def test_windows_whose_order_is_free_are_placed_and_then_run_no_forward(tmp_path, frames, capsys):
+    a, b, c, d = frames
+    trace, plan, folder = tmp_path / "trace.jsonl", tmp_path / "plan.jsonl", tmp_path / "s"
+    windows = [[a, b, c], [c, a, b], [b, c, a], [d, a]]
+
+    def assembled(store, **given) -> list[int]:
+        forwards = []
+        for contents in windows:
+            window = KameraWindow(vision_backbone(), store, SYSTEM, policy=BLIND, **given)
+            forwards.append(window.assemble(contents).forwards)
+        return forwards
+
+    with ChunkStore.open(folder) as store:
+        run_plan(read_plan(write_plan(tmp_path, [a], [b], [c], [d])), vision_backbone(), store)
+        for contents in windows:
+            window = KameraWindow(vision_backbone(), store, SYSTEM, policy=BLIND, trace=trace)
+            for content in contents:
+                window.append(content)
+    done = kamera(capsys, "plan", trace, plan, "--system", SYSTEM, "--place", "--format", "json")
+    assert done.code == 0
+    [found] = done.document["windows"]
+    assert (len(found["chunks"]), found["times"]) == (3, 3)
+    assert done.document["all_given"]["windows"] == 4 and done.document["all_placed"]["windows"] == 2
+    assert done.document["all_placed"]["forming_tokens"] < done.document["all_given"]["forming_tokens"] / 2
+    plain = kamera(capsys, "plan", trace, tmp_path / "plain.jsonl", "--system", SYSTEM, "--format", "json")
+    assert plain.document["windows"] == []
+    assert kamera(capsys, "compile", vision_model(), plan, "--store", folder).code == 0
+    with ChunkStore.open(folder) as store:
+        assert assembled(store)[:3] == [0, 0, 0]
