@@ -1,7 +1,7 @@
 """What each guarantee loses on a model, measured on one's own pictures or texts, or on Kamera's."""
 
 from kamera.certify.material import contents_of
-from kamera.certify.metrics import bootstrap, eta, kl
+from kamera.certify.metrics import bootstrap, eta, eta_interval, kl
 from kamera.certify.run import DEFAULT, DOCUMENTS, MEASURED, certify
 from kamera.trust import CertifyReport, Estimate, Losses
 
@@ -16,5 +16,6 @@ __all__ = [
     "certify",
     "contents_of",
     "eta",
+    "eta_interval",
     "kl",
 ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def tables(results: Results) -> list[Any]:
     """All tables of a run."""
     columns = (
-        *("arm", "n", "official", "mean", "95 %", "agreement", "with native", "flip-recover", "KL"),
+        *("arm", "n", "official", "mean", "95 %", "agreement", "with native", "flip-recover", "KL", "eta"),
         *("forwards", "reused tokens", "live tokens", "patch bytes", "TTFT s", "answer s"),
     )
     rows = [
@@ -28,6 +28,7 @@ def tables(results: Results) -> list[Any]:
             _number(row.native_agreement),
             _number(row.flip_recover),
             "" if math.isnan(row.first_token_kl) else f"{row.first_token_kl:.1e}",
+            _number(row.eta.mean),
             f"{row.forwards:.1f}",
             f"{row.reused_tokens:.0f}",
             f"{row.live_tokens:.0f}",

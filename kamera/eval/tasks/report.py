@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kamera.certify import bootstrap
+from kamera.certify import bootstrap, eta_interval
 from kamera.eval.arms import BLIND, NATIVE, REPREFILL, SABOTAGE
 from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean, means_by
@@ -25,9 +25,10 @@ class ArmResult:
     ``native_agreement`` with that of the unsplit prompt without Kamera; ``flip_recover`` is the agreement
     over the items where blind reuse differs. All three are nan without such items or without these arms.
     ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the answers' first token (`FirstToken.kl_to`), over
-    the compared items. Costs are means over items, from stored canonicals on: ``seconds`` to the first token,
-    ``answer_seconds`` to the last; ``kv_share`` is bytes of patches per byte of the prompt's KV,
-    ``reused_tokens`` and ``live_tokens`` are the prompt's.
+    the compared items; ``eta`` is 1 − that / that of blind reuse, over items that both answered (nan if blind
+    reuse was not asked or loses nothing), with its 95 % interval. Costs are means over items, from stored
+    canonicals on: ``seconds`` to the first token, ``answer_seconds`` to the last; ``kv_share`` is bytes of
+    patches per byte of the prompt's KV, ``reused_tokens`` and ``live_tokens`` are the prompt's.
     """
 
     arm: str
@@ -37,6 +38,7 @@ class ArmResult:
     native_agreement: float
     flip_recover: float
     first_token_kl: float
+    eta: Estimate
     seconds: float
     answer_seconds: float
     forwards: float
@@ -89,6 +91,7 @@ def results_of_run(
     }
     own = {arm: [trial for trial in trials if trial.arm == arm] for arm in answered}
     ideals = {t.item: t.first_token for t in own.get(REPREFILL, ())}
+    lost = {arm: [_kl(t, ideals.get(t.item)) for t in of_arm] for arm, of_arm in own.items()}
     agrees = {arm: _agreement(decided, decisions.get(REPREFILL)) for arm, decided in decisions.items()}
     agreement: dict[str, Estimate] = {}
     rows = []
@@ -108,7 +111,8 @@ def results_of_run(
                 agreement=agreement[arm].mean,
                 native_agreement=mean([same for same in native if same is not None]),
                 flip_recover=_interval(items, flipped).mean,
-                first_token_kl=_interval(items, [_kl(t, ideals.get(t.item)) for t in some]).mean,
+                first_token_kl=_interval(items, lost[arm]).mean,
+                eta=_eta(items, lost[arm], lost.get(BLIND, [])),
                 seconds=mean([t.ttft_seconds for t in some]),
                 answer_seconds=mean([t.answer_seconds for t in some]),
                 forwards=mean([t.forwards + t.live_forwards for t in some]),
@@ -135,6 +139,14 @@ def _interval(items: Sequence[str], values: Sequence[float | None]) -> Estimate:
     """Mean over items with its interval: the answers to one behind several traces are not independent."""
     pairs = ((item, value) for item, value in zip(items, values, strict=True) if value is not None)
     return bootstrap([cell.score for cell in means_by("item", pairs)])
+
+
+def _eta(items: Sequence[str], ours: Sequence[float | None], blind: Sequence[float | None]) -> Estimate:
+    """η with its interval, over means of items: answers to one behind several traces are drawn together."""
+    rows = [(i, a, b) for i, a, b in zip(items, ours, blind, strict=False) if a is not None and b is not None]
+    pairs = ([(item, row[n]) for item, *row in rows] for n in (0, 1))
+    arm, base = ([cell.score for cell in means_by("item", one)] for one in pairs)
+    return eta_interval(arm, base)
 
 
 def _with_agreement(summary: Summary, of_arm: Sequence[Answered], agrees: Sequence[float | None]) -> Summary:
