@@ -168,6 +168,8 @@ def turn_line(name: str, how: str, turn: Turn) -> str:
         else:
             found[one.tier] += one.tokens
     served = [f"{tokens} {tier}" for tier, tokens in found.most_common()] or [report.guarantee]
+    if how == "opened" and not report.admissions:
+        how += " on a known system prompt" if cached else " on nothing known"
     line = f"session {name} {how}: {cached} of {prompt} tokens at hand ({', '.join(served)})"
     return line + "".join(f"; {tokens} prefilled: {reason}" for reason, tokens in missed.most_common())
 

@@ -107,3 +107,23 @@ def test_a_line_of_the_log_says_how_a_request_was_matched_and_what_was_served(ca
     ]
     assert "prefilled: no copy is stored" in lines[0] and " near" not in lines[0] and " near" in lines[2]
     assert not any(word in line for line in lines for word in ("agent", "lamp", "question"))
+
+
+def test_the_log_tells_a_system_prompt_a_prefix_an_edit_and_nothing_apart(caplog):
+    pool = SessionPool(speaking("headers"), ChunkStore.open("memory://"), min_tokens=20, anticipates=False)
+    system = {"role": "system", "content": "You read the reports of a station. " * 5}
+    said = [f"Report {number} tells of {number * 37} crates and of a late boat. " * 4 for number in range(4)]
+    notes = [{"role": "user", "content": text} for text in said]
+    with caplog.at_level(logging.INFO, logger="kamera.sessions"):
+        for asked in ([notes[0]], [notes[1]], [notes[1], *notes[2:]], [*notes[2:]]):
+            turn = pool.send([system, *asked], **GREEDY)
+    lines = [record.getMessage().partition(" ")[2].partition(" ")[2] for record in caplog.records]
+    assert [line.partition(":")[0] for line in lines] == [
+        "opened on nothing known",
+        "opened on a known system prompt",
+        "by_prefix",
+        "by_edit",
+    ]
+    assert " 0 of " in lines[0] and " 0 of " not in "".join(lines[1:])
+    assert f"{turn.usage.cached_tokens} of {turn.usage.prompt_tokens} tokens at hand" in lines[-1]
+    assert turn.usage.cached_tokens > 150
