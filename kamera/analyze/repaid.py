@@ -41,7 +41,8 @@ def breakeven(
     with one, until canonical and patch are on disk, ``hit`` out of the store, which is opened anew for it,
     and ``read`` of that, to find, read and verify the ``bytes`` (not decoded yet). ``invested`` is miss −
     prefill, ``saved`` prefill − hit, ``f_star`` their ratio: the reuses that repay one miss (None: a reuse
-    saves nothing). ``miss_tokens`` and ``hit_tokens`` ran in them, the question's aside. The store is made
+    saves nothing). ``miss_tokens`` and ``hit_tokens`` ran in them, the question's aside; ``f_star_tokens``
+    is the ratio of tokens, which no load of the machine changes. The store is made
     in a new folder below ``folder`` (None: that of temporary files). Raises ValueError for text that is too
     short, RuntimeError if the store does not serve the chunk.
     """
@@ -70,7 +71,9 @@ def breakeven(
         own = {name: statistics.median(seconds[f"{form} {name}"]) for name in ("miss", "hit", "read")}
         invested, saved = own["miss"] - prefill, prefill - own["hit"]
         times = {"prefill": prefill, **own, "invested": invested, "saved": saved}
-        rows.append({"form": form, **counts[form], **times, "f_star": repaid(invested, saved)})
+        own_tokens = counts[form]["miss_tokens"] - tokens, tokens - counts[form]["hit_tokens"]
+        stars = {"f_star": repaid(invested, saved), "f_star_tokens": repaid(*own_tokens)}
+        rows.append({"form": form, **counts[form], **times, **stars})
     return {"tokens": tokens, "rounds": rounds, "rows": rows}
 
 

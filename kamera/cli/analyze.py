@@ -141,7 +141,20 @@ def breakeven(
             folder=folder,
             advance=advance,
         )
-    columns = {"rows": ["form", "bytes", "prefill", "miss", "hit", "read", "invested", "saved", "f_star"]}
+    columns = {
+        "rows": [
+            "form",
+            "bytes",
+            "prefill",
+            "miss",
+            "hit",
+            "read",
+            "invested",
+            "saved",
+            "f_star",
+            "f_star_tokens",
+        ]
+    }
     out.show({"model": model, "trace": _name(trace), **found}, columns)
 
 

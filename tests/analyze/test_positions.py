@@ -121,6 +121,7 @@ def test_a_chunk_out_of_the_store_runs_nothing_and_its_miss_runs_it_twice(tmp_pa
         assert row["invested"] == pytest.approx(row["miss"] - row["prefill"])
         assert row["saved"] == pytest.approx(row["prefill"] - row["hit"])
         assert row["f_star"] == repaid(row["invested"], row["saved"])
+        assert row["f_star_tokens"] == 1.0
         assert row["read"] > 0
     assert rows["as-is"]["bytes"] > rows["int8"]["bytes"] > rows["int4"]["bytes"] > 0
     assert list(tmp_path.iterdir()) == []
