@@ -5,15 +5,18 @@
 * ``lookups``: `has`, `info`, a page of `ls` and a search among ``--rows`` objects of a directory.
 * ``recall``: a chunk's KV read and verified from the page cache, and laid into a slot, beside the same from
   memory.
+* ``ahead``: a reorder of SmolLM2's window whose canonicals and patches come from a remote 20 ms away: read
+  ahead, several at once, and one after another.
 * ``edits``: Python calls of a slide and of a reorder that show four stored patches, 28 layers.
 * ``entered``: files of the product that a batch and a look-up that hits memory enter; lines and files of the
   room.
 
-    python -m benchmarks.store [batch lookups recall edits entered] [--rows 100000] [--threads 1]
+    python -m benchmarks.store [batch lookups recall ahead edits entered] [--rows 100000] [--threads 1]
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -30,12 +33,17 @@ import torch
 from benchmarks import report
 from benchmarks.calls import INSIDE, called
 from benchmarks.store.content import CONTEXT, canonical, gqa, patched_window, pictured
-from kamera import ChunkStore
+from kamera import Backbone, ChunkStore, KameraWindow
 from kamera.ops import kv_slice
 from kamera.ops.kernels import serve as apply_to
+from kamera.store import ObjectInfo
+from kamera.store.remote import ObjectBlobs
 
 ROUNDS = 15
 MIB = 2**20
+FAR = 0.02
+"""Seconds to a remote."""
+NOTE = "Note {0}: the ferry to island {0} leaves at {0} and comes back with mail, milk and a few guests. " * 4
 
 
 def batch(options: Any) -> Iterator[report.Row]:
@@ -123,6 +131,42 @@ def recall(options: Any) -> Iterator[report.Row]:
         cold.close()
 
 
+def ahead(options: Any) -> Iterator[report.Row]:
+    """A reorder that reads all it shows, with and without `ChunkStore.read_ahead`; the ways take turns."""
+    backbone = Backbone.from_pretrained("smollm2")
+    get, order = ObjectBlobs.get, [4, 3, 2, 1, 0]
+
+    def far_get(blobs: ObjectBlobs, name: str) -> bytes | None:
+        time.sleep(FAR)
+        return get(blobs, name)
+
+    def none_ahead(store: ChunkStore, infos: Sequence[ObjectInfo]) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+    with tempfile.TemporaryDirectory(dir=options.directory) as place:
+        url, saved = f"obstore+file://{place}/remote", f"{place}/window"
+        with ChunkStore.open(url) as store:
+            window = KameraWindow(backbone, store, system="You read notes.")
+            for i in range(5):
+                window.append(NOTE.format(i))
+            window.save(saved)
+            window.reorder(order)  # forms what the others read
+            window.flush()
+        took: dict[str, list[float]] = {"one after another": [], "read ahead": []}
+        for _ in range(ROUNDS):
+            for way, seconds in took.items():
+                with contextlib.ExitStack() as ways:
+                    ways.enter_context(replacing.object(ObjectBlobs, "get", far_get))
+                    if way == "one after another":
+                        ways.enter_context(replacing.object(ChunkStore, "read_ahead", none_ahead))
+                    cold = ways.enter_context(ChunkStore.open(url))
+                    seconds.append(KameraWindow.load(saved, backbone, cold).reorder(order).seconds)
+        for way, seconds in took.items():
+            times = median(a / b for a, b in zip(seconds, took["one after another"], strict=True))
+            row = {"what": f"reorder from a remote 20 ms away, {way}", "ms": median(seconds) * 1e3}
+            yield {**row, "times": times, "of": "one after another"}
+
+
 def edits(options: Any) -> Iterator[report.Row]:
     """A slide and a reorder that show four stored patches, counted."""
     for kind in ("memory", "directory"):
@@ -154,7 +198,14 @@ def entered(options: Any) -> Iterator[report.Row]:
     yield {"what": "the room, with files.py and forks.py", "files": len(room), "lines": lines}
 
 
-WHAT = {"batch": batch, "lookups": lookups, "recall": recall, "edits": edits, "entered": entered}
+WHAT = {
+    "batch": batch,
+    "lookups": lookups,
+    "recall": recall,
+    "ahead": ahead,
+    "edits": edits,
+    "entered": entered,
+}
 
 
 def _write_file(place: Path, data: bytes) -> None:

@@ -170,6 +170,32 @@ class Tiers:
             raise damage
         return record
 
+    @contextlib.contextmanager
+    def read_ahead(self, infos: Sequence[ObjectInfo]) -> Iterator[None]:
+        """See `ChunkStore.read_ahead`."""
+        room, names = self.memory.limit // 2, list[str]()
+        for info in infos if self.remote is not None else ():
+            room -= info.bytes
+            if room < 0:
+                break
+            if not self._has_here(info.key) and self.memory.peek(info.key) is None:
+                names.append(info.key)
+        if not names:
+            yield
+            return
+
+        def read(name: str) -> None:
+            with contextlib.suppress(KameraError, OSError):  # they come again to who asks
+                self.get(name)
+
+        pool = ThreadPoolExecutor(min(WORKERS, len(names)), thread_name_prefix="kamera-reads")
+        try:
+            for name in names:
+                pool.submit(read, name)
+            yield
+        finally:
+            pool.shutdown(cancel_futures=True)
+
     def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
         """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
 
@@ -657,6 +683,20 @@ class ChunkStore:
         if context is not None:
             self._check(context)
         return self._tiers.infos(Selection(kind, chunk_id, context, limit, offset), here=here)
+
+    @property
+    def has_remote(self) -> bool:
+        """True if objects may be further away than this machine: see `read_ahead`."""
+        return self._tiers.remote is not None
+
+    def read_ahead(self, infos: Sequence[ObjectInfo]) -> contextlib.AbstractContextManager[None]:
+        """Context in which objects come from the remote, several at once, while the caller goes on.
+
+        As many of them, in order, as half of the memory limit holds; a directory's are left where they are,
+        which takes no longer. Nothing is raised: an object that is damaged, gone or out of reach is met by
+        who asks for it. Who asks for one that is on its way waits for it.
+        """
+        return self._tiers.read_ahead(infos)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until the remote has all that was put, at most ``timeout`` seconds; report those it lacks.

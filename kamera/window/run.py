@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from kamera.patches import (
     prefix_kv,
     text_positions,
 )
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, ObjectInfo
 from kamera.trust import ReusePolicy, prefilled_behind
 from kamera.window.plan import (
     Archive,
@@ -46,6 +46,7 @@ from kamera.window.plan import (
     Place,
     Plan,
     Prefill,
+    Step,
     TextHead,
     View,
     plan,
@@ -270,11 +271,31 @@ class Executor:
         tally.count_time("encode")
         while True:
             try:
-                state, answer = _PlanRun(before, self, plan, facts, tally, inquiry).run_steps()
+                with self._reading_ahead(plan):
+                    state, answer = _PlanRun(before, self, plan, facts, tally, inquiry).run_steps()
                 tally.count_time("run")
                 return plan, state, answer
             except RowLied:
                 plan = self.plan(named, before, policy)
+
+    def _reading_ahead(self, plan: Plan) -> AbstractContextManager[None]:
+        """Context in which what a plan reads comes from a remote at once, and while its forwards run."""
+        former = self.former
+        if not former.store.has_remote:
+            return nullcontext()
+        infos = [info for step in plan.steps for info in self._rows_of(step) if info is not None]
+        return former.store.read_ahead(infos)
+
+    def _rows_of(self, step: Step) -> list[ObjectInfo | None]:
+        """The rows of what a step reads, as far as its plan has asked for them."""
+        rows = self.former.catalogue
+        if not isinstance(step, Place) or step.tokens:
+            return []
+        chunk_id, offer = step.seat.chunk_id, step.seat.source.patch
+        if offer is None:
+            return [rows.canonical(chunk_id)]
+        canonical = rows.base(chunk_id) if offer.base else rows.canonical(chunk_id)
+        return [canonical, rows.patch(chunk_id, offer.antecedents, offer.kind, offer.base)]
 
     def show(self, state: WindowState, tally: Tally | None = None) -> None:
         """Make the live cache show ``state``."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from kamera import ChunkStore
+from kamera import ChunkStore, KameraWindow
 from kamera.store import StoreAdmin
+from kamera.store.remote import ObjectBlobs
 from tests.engines.compare import relative
 from tests.servers.redis_server import BINARY, MISSING, RedisServer
 from tests.window.rig import QUESTION, Prefilled, make, rig
@@ -73,3 +75,52 @@ def test_the_answer_is_the_plain_models_whatever_the_remote_does(trouble, filled
         stats = StoreAdmin(store).stats().remote
         assert stats.hits == hits and (stats.failures or stats.refused)
         server.kill()
+
+
+def test_what_a_plan_reads_comes_from_a_remote_at_once_and_once(tmp_path, monkeypatch):
+    backbone, chunks = rig(FAMILY)
+    url, order = f"obstore+file://{tmp_path}/remote", [3, 2, 1, 0]
+    with ChunkStore.open(url) as store:
+        window = make(backbone, store, *chunks)
+        window.save(tmp_path / "window")
+        window.reorder(order)  # forms the patches that are read below
+        window.flush()
+        expected = window.next_token_logits(QUESTION)
+    get, names, lock, met = ObjectBlobs.get, list[str](), threading.Lock(), threading.Event()
+    inside = [0]
+
+    def counted(blobs: ObjectBlobs, name: str) -> bytes | None:
+        with lock:
+            names.append(name)
+            inside[0] += 1
+            if inside[0] == 2:
+                met.set()
+        met.wait(20)
+        try:
+            return get(blobs, name)
+        finally:
+            with lock:
+                inside[0] -= 1
+
+    with ChunkStore.open(url) as cold:
+        window = KameraWindow.load(tmp_path / "window", backbone, cold)
+        monkeypatch.setattr(ObjectBlobs, "get", counted)
+        assert window.reorder(order).forwards == 0
+        assert met.is_set() and len(names) == len(set(names)) >= 6
+        assert relative(window.next_token_logits(QUESTION), expected) <= 1e-5
+
+
+def test_memory_too_small_for_a_plan_reads_one_after_another(tmp_path):
+    backbone, chunks = rig(FAMILY)
+    url, order = f"obstore+file://{tmp_path}/remote", [3, 2, 1, 0]
+    with ChunkStore.open(url) as store:
+        window = make(backbone, store, *chunks)
+        window.save(tmp_path / "window")
+        window.reorder(order)
+        window.flush()
+        expected = window.next_token_logits(QUESTION)
+    with ChunkStore.open(url, memory_limit=0) as cold:
+        window = KameraWindow.load(tmp_path / "window", backbone, cold)
+        assert window.reorder(order).forwards == 0
+        assert relative(window.next_token_logits(QUESTION), expected) <= 1e-5
+        assert StoreAdmin(cold).stats().memory.bytes == 0
