@@ -95,7 +95,7 @@ def test_what_a_plan_reads_comes_from_a_remote_at_once_and_once(tmp_path, monkey
             inside[0] += 1
             if inside[0] == 2:
                 met.set()
-        met.wait(20)
+        met.wait(2)
         try:
             return get(blobs, name)
         finally:
