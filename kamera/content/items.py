@@ -151,6 +151,12 @@ def own_entries(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def no_item_message(item: Any) -> str:
     """The message for a value that is no chat item."""
+    kinds = (item.get("type"), *item) if isinstance(item, Mapping) else ()
+    if any(isinstance(kind, str) and "audio" in kind for kind in kinds):
+        return (
+            f"content item {quote(item)} is audio, of which Kamera keeps no KV: give its transcript as text, or "
+            "leave it out"
+        )
     return (
         f"content item {quote(item)} is none of text, image, video: give "
         '{"type": "text", "text": …}, {"type": "image", "image": …} or {"type": "video", "video": …}'
