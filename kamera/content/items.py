@@ -154,8 +154,8 @@ def no_item_message(item: Any) -> str:
     kinds = (item.get("type"), *item) if isinstance(item, Mapping) else ()
     if any(isinstance(kind, str) and "audio" in kind for kind in kinds):
         return (
-            f"content item {quote(item)} is audio, of which Kamera keeps no KV: give its transcript as text, or "
-            "leave it out"
+            f"content item {quote(item)} is audio, of which Kamera keeps no KV: give its transcript as "
+            "text, or leave it out"
         )
     return (
         f"content item {quote(item)} is none of text, image, video: give "
