@@ -188,7 +188,7 @@ class StoreReadOnly(StoreError):
 
 
 class StoreFull(StoreError):
-    """The object alone does not fit within the store's ``disk_limit``."""
+    """An object does not fit within the store's ``disk_limit``, or one that is to be shared was not kept."""
 
 
 class PinsFull(StoreError):

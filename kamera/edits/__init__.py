@@ -3,8 +3,9 @@
 from kamera.edits import policies
 from kamera.edits.clearing import Clearing, clearing_of
 from kamera.edits.clients import Client, Foreseen
+from kamera.edits.decay import begin_decay, due, followed, renewed, settled
 from kamera.edits.difference import Difference, difference
-from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
+from kamera.edits.directive import EDITS, Directive, Edit, Mode, Snap, Unit, Verb, resolve
 from kamera.edits.examples import alike
 from kamera.edits.messages import edit_messages
 from kamera.edits.policy import (
@@ -12,12 +13,14 @@ from kamera.edits.policy import (
     PolicyFunction,
     PolicyName,
     apply_policy,
+    ask_policy,
     check_policy,
     name_of,
     same,
 )
 
 __all__ = [
+    "EDITS",
     "Clearing",
     "Client",
     "Difference",
@@ -30,14 +33,21 @@ __all__ = [
     "PolicyName",
     "Snap",
     "Unit",
+    "Verb",
     "alike",
     "apply_policy",
+    "ask_policy",
+    "begin_decay",
     "check_policy",
     "clearing_of",
     "difference",
+    "due",
     "edit_messages",
+    "followed",
     "name_of",
     "policies",
+    "renewed",
     "resolve",
     "same",
+    "settled",
 ]

@@ -1,10 +1,12 @@
-"""Directives: a span of a prompt, its replacement, and the KV of the chunks after it.
+"""Directives: a span of a prompt, what is done to it, and the KV of the chunks after it.
 
-After the directive of Leyline (section 3.1), extended by units, by `repair` and by indivisible spans.
+After the directive of Leyline (section 3.1) and its other verbs (appendix J), extended by units, by `repair`
+and by indivisible spans.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +20,10 @@ Mode = Literal["amortize", "repair", "forget", "auto"]
 """What becomes of the chunks behind an edited span (docs/sessions.md)."""
 Unit = Literal["tokens", "messages", "segments"]
 """What a span is counted in."""
+Verb = Literal["edit", "evict", "decay", "share", "pin"]
+"""What is done to a span."""
+EDITS: tuple[Verb, ...] = ("edit", "evict")
+"""Those that change the prompt at once."""
 Snap = Literal["refuse", "widen"]
 """What happens to a span that would cut a tag or a picture."""
 
@@ -34,7 +40,13 @@ class Directive:
     * ``forget``: prefilled again; equal to a run that never saw the span.
     * ``auto``: the cheapest of these that the window's policy admits.
 
-    Raises InvalidDirective for an unknown mode or unit, or a span that ends before it starts.
+    Other verbs than ``edit``: ``evict`` is an edit without a replacement; ``decay`` edits whole messages
+    later, once ``turns`` more turns have seen them, or so many ``seconds`` have passed; ``share`` stores the
+    span's KV now, for other sessions on the store; ``pin`` also keeps it there, for ``seconds`` (None: until
+    it is unpinned).
+
+    Raises InvalidDirective for an unknown mode, unit or verb, what its verb does not take, or a span that
+    ends before it starts.
     """
 
     start: int
@@ -42,16 +54,41 @@ class Directive:
     replacement: str | Sequence[int] | None = None
     mode: Mode = "repair"
     unit: Unit = "tokens"
+    verb: Verb = "edit"
+    turns: int | None = None
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, word, known in (("mode", self.mode, get_args(Mode)), ("unit", self.unit, get_args(Unit))):
-            if word not in known:
-                raise InvalidDirective(f"{name} {quote(word)} is none of {', '.join(known)}")
+        for name, known in (("mode", Mode), ("unit", Unit), ("verb", Verb)):
+            if getattr(self, name) not in get_args(known):
+                word = quote(getattr(self, name))
+                raise InvalidDirective(f"{name} {word} is none of {', '.join(get_args(known))}")
+        self._check_verb()
         for name, value in (("start", self.start), ("end", self.end)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidDirective(f"{name} {quote(value)} is not an index: give a whole number")
         if not 0 <= self.start <= self.end:
             raise InvalidDirective(f"span {self.start}:{self.end} is invalid: give 0 <= start <= end")
+
+    def _check_verb(self) -> None:
+        verb = self.verb
+        takes = {"edit": ["replacement"], "decay": ["replacement", "turns", "seconds"], "pin": ["seconds"]}
+        for name in ("replacement", "turns", "seconds"):
+            if getattr(self, name) is not None and name not in takes.get(verb, ()):
+                raise InvalidDirective(
+                    f"{name} {quote(getattr(self, name))}: {verb} takes none, leave it out"
+                )
+        if verb == "decay":
+            if self.unit != "messages" or not isinstance(self.replacement, str | None):
+                raise InvalidDirective(
+                    'decay is of whole messages, for text or nothing: give unit="messages"'
+                )
+            if self.turns is None and self.seconds is None:
+                raise InvalidDirective("decay has no end: give turns, seconds or both")
+        for name, value, kind in (("turns", self.turns, int), ("seconds", self.seconds, int | float)):
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 <= value < math.inf):
+                raise InvalidDirective(f"{name} {quote(value)} is no number from 0 on")
 
 
 @dataclass(frozen=True)

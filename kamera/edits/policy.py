@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, ParamSpec, Protocol, cast
 
 from kamera.content import Medium, Message, copy_message
+from kamera.edits.directive import EDITS, Directive
 from kamera.errors import EditPolicyFailed, first_line, quote
 
 Parameters = ParamSpec("Parameters")
@@ -17,15 +18,18 @@ Parameters = ParamSpec("Parameters")
 PolicyFunction = Callable[[Sequence[Message], int], Sequence[Message]]
 """``policy(messages, turn) -> messages``: a pure function; ``turn`` counts requests from 0."""
 
+Edits = Sequence[Message] | Sequence[Directive] | None
+"""What a policy returns: messages, directives on those that it was given, or None for no change."""
+
 
 class Transforms(Protocol):
-    """An object that is a policy by its ``transform``, a `PolicyFunction`."""
+    """An object that is a policy by its ``transform``, a pure function as well."""
 
-    def transform(self, messages: Sequence[Message], turn: int, /) -> Sequence[Message]:
-        """The messages of the next turn."""
+    def transform(self, messages: Sequence[Message], turn: int, /) -> Edits:
+        """The messages of the next turn, or directives that make them, each with its mode."""
 
 
-EditPolicy = PolicyFunction | Transforms
+EditPolicy = PolicyFunction | Callable[[Sequence[Message], int], Edits] | Transforms
 """What edits a conversation before each turn."""
 
 PLAIN = (str, int, float, bool, type(None))
@@ -103,18 +107,30 @@ def check_policy(policy: EditPolicy | None) -> None:
 
 
 def apply_policy(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-    """The messages after ``policy``; the caller's own are not changed.
+    """The messages after a ``policy`` that returns messages. Raises EditPolicyFailed as `ask_policy`."""
+    answer, directives = ask_policy(policy, messages, turn)
+    if directives:
+        name = getattr(policy, "__name__", type(policy).__name__)
+        raise EditPolicyFailed(f"edit policy {name} returned directives: only a session takes them")
+    return answer
 
-    Raises EditPolicyFailed, naming the policy, if it raises, returns anything but messages, modifies its
-    arguments, or returns another result for equal arguments.
+
+def ask_policy(
+    policy: EditPolicy, messages: Sequence[Message], turn: int
+) -> tuple[list[dict[str, Any]], list[Directive]]:
+    """The messages after ``policy``, or those given with the directives that it has for them.
+
+    The caller's own are not changed. Raises EditPolicyFailed, naming the policy, if it raises, returns
+    anything but messages or edits, modifies its arguments, or returns another result for equal arguments.
     """
     name = getattr(policy, "__name__", type(policy).__name__)
-    transform = cast(PolicyFunction, getattr(policy, "transform", policy))
+    transform: Callable[[Sequence[Message], int], Edits] = getattr(policy, "transform", cast(Any, policy))
     given = [copy_message(m) for m in messages]
     first = _ask(transform, given, turn, name)
     if not same(given, messages):
         raise EditPolicyFailed(f"edit policy {name} modified the messages it was given: return new ones")
-    if not same(_ask(transform, given, turn, name), first):
+    again = _ask(transform, given, turn, name)
+    if not same(again[0], first[0]) or again[1] != first[1]:
         raise EditPolicyFailed(
             f"edit policy {name} gives two results for equal arguments (turn {turn}): its result must depend "
             "on its arguments alone"
@@ -123,26 +139,36 @@ def apply_policy(policy: EditPolicy, messages: Sequence[Message], turn: int) -> 
 
 
 def _ask(
-    transform: PolicyFunction, messages: list[dict[str, Any]], turn: int, name: str
-) -> list[dict[str, Any]]:
+    transform: Callable[[Sequence[Message], int], Edits], messages: list[dict[str, Any]], turn: int, name: str
+) -> tuple[list[dict[str, Any]], list[Directive]]:
     try:
         answer = transform(messages, turn)
     except Exception as error:
         raise EditPolicyFailed(
             f"edit policy {name} raised {type(error).__name__}: {first_line(error)}"
         ) from error
+    given = [dict(message) for message in messages]
+    if answer is None:
+        return given, []
     if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
         raise EditPolicyFailed(
             f"edit policy {name} returned {type(answer).__name__}: return a list of messages"
         )
+    directives = [item for item in answer if isinstance(item, Directive)]
+    if directives and len(directives) == len(answer):
+        if other := [d.verb for d in directives if d.verb not in EDITS]:
+            raise EditPolicyFailed(f"edit policy {name} returned the verb {other[0]}: a policy edits")
+        return given, directives
     for message in answer:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EditPolicyFailed(
                 f"edit policy {name} returned {quote(message)}: a message is a dict with a role"
             )
     if not answer:
-        raise EditPolicyFailed(f"edit policy {name} left no message: keep at least one")
-    return [dict(message) for message in answer]
+        raise EditPolicyFailed(
+            f"edit policy {name} left no message: keep at least one (None stands for no change)"
+        )
+    return [dict(message) for message in cast(Sequence[Message], answer)], []
 
 
 def same(one: Any, other: Any) -> bool:

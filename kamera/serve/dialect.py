@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from kamera.content import Fields, Format, Message, chat_message
-from kamera.edits import Clearing, Directive, Mode, Unit
+from kamera.edits import Clearing, Directive, Mode, Unit, Verb
 from kamera.errors import InvalidDirective, InvalidRequest
 from kamera.serve.refusal import Refusal
 from kamera.sessions import SessionMode, Turn
@@ -138,9 +138,10 @@ def _directive(given: Fields, mode: str | None) -> Directive:
     """A directive of the strictest mode, unless it or its request says another."""
     start, end = (given.need(name, int) for name in ("start", "end"))
     replacement, unit = given.take("replacement", str), given.take("unit", str, "messages")
-    own = given.take("mode", str, mode or "forget")
+    own, verb = given.take("mode", str, mode or "forget"), given.take("verb", str, "edit")
+    time = given.count("turns", 0), given.number("seconds", 0, 2**63)
     given.finish()
     try:
-        return Directive(start, end, replacement, cast(Mode, own), cast(Unit, unit))
+        return Directive(start, end, replacement, cast(Mode, own), cast(Unit, unit), cast(Verb, verb), *time)
     except InvalidDirective as error:
         raise InvalidRequest(f"{given.place('')[:-1]}: {error}", given.place("")[:-1]) from None

@@ -15,6 +15,7 @@ _STATUS: dict[type[Exception], int] = {
     errors.SessionConflict: 409,
     errors.UnknownSession: 404,
     errors.StoreFull: 507,
+    errors.PinsFull: 507,
     errors.RemoteUnavailable: 503,
     errors.EngineFailed: 502,
     errors.WindowFull: 400,

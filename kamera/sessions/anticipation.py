@@ -14,6 +14,7 @@ to prepare others. A client's rule that was wrong twice in a row prepares nothin
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 
 from kamera import forks
 from kamera.content import Message
-from kamera.edits import Client, EditPolicy, Foreseen, alike, apply_policy
+from kamera.edits import Client, Foreseen, alike, due
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Ahead, Ready, later_of
@@ -125,10 +126,10 @@ class Anticipation:
                 return None
             client = habits.client()
             try:
-                for next_history in foresee_histories(live_state, client, manner.edit_policy):
+                for next_history in foresee_histories(live_state, client, manner, anchors):
                     ready = prepare_window(live_state, next_history, anchors, manner, habits)
                     if ready is not None:
-                        if manner.edit_policy is None:
+                        if manner.edit_policy is None and not live_state.decays:
                             habits.guess(next_history)
                         return Ready(ready, anchors.memory(ready.window).own)
             except (KameraError, ValueError) as error:
@@ -145,14 +146,16 @@ class Anticipation:
         return self._preparation.take()
 
 
-def foresee_histories(state: State, client: Client, policy: EditPolicy | None) -> Iterator[Foreseen]:
-    """Next histories after an answer, the likeliest first. Raises EditPolicyFailed."""
+def foresee_histories(state: State, client: Client, manner: Manner, anchors: Anchors) -> Iterator[Foreseen]:
+    """Next histories after an answer, the likeliest first. Raises as `Manner.shape`."""
     history = state.messages
     if not history or history[-1].get("role") != "assistant":
         return
-    if policy is not None:
+    if manner.edit_policy is not None or state.decays:
+        left = due(state.decays, state.turn, time.time())
         for stand_ins in _stand_ins(history):
-            messages = apply_policy(policy, [*history, *stand_ins], state.turn)
+            coming = [*history, *stand_ins]
+            messages = [dict(m) for m in manner.shape(anchors.conversations, coming, state.turn, left)[0]]
             tail = [message.get("role") for message in messages[-len(stand_ins) :]]
             if tail == [message.get("role") for message in stand_ins]:
                 yield Foreseen(messages, len(messages) - len(stand_ins))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,25 @@ import torch
 
 from kamera import forks
 from kamera.content import Message, Rendered, own_messages, shown_message
-from kamera.edits import Directive, EditPolicy, Mode, Snap, Unit, edit_messages, resolve, same
+from kamera.edits import (
+    EDITS,
+    Directive,
+    Edit,
+    EditPolicy,
+    Mode,
+    Snap,
+    Unit,
+    begin_decay,
+    due,
+    edit_messages,
+    followed,
+    renewed,
+    resolve,
+    same,
+    settled,
+)
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
-from kamera.errors import InvalidDirective, KameraError, StoreError
+from kamera.errors import InvalidDirective, KameraError, StoreFull
 from kamera.files import user_path
 from kamera.patches import later_of
 from kamera.sessions.anchors import Anchors, History, whole_history
@@ -35,9 +52,12 @@ from kamera.sessions.stream import (
     read_answer,
     refuse_own_options,
 )
-from kamera.store import ChunkStore, StoreAdmin, check_store
+from kamera.store import ChunkStore, StoreAdmin, check_store, parse_duration
 from kamera.trust import ReusePolicy
 from kamera.window import KameraWindow, Trace, former_of
+
+Spans = tuple[Rendered, list[Edit]] | None
+"""Spans to be kept, of a prompt; None of none."""
 
 
 class ChatSession:
@@ -176,9 +196,10 @@ class ChatSession:
         all of them are new, and a system message at their head holds in place of its own: what came after it
         is neither in the history nor in the KV. ``scratch`` are messages behind them that this answer alone
         sees: neither the history nor any later token has seen them, in every mode, as in a run with this
-        answer and without them. ``directives`` edit the history with the new messages, whose prompt their
-        indices refer to, before it is answered; ``mode`` is that of a client's own edit of this turn, in
-        place of the session's (the strictest of it and of the directives' holds). ``options``
+        answer and without them. ``directives`` act on the history with the new messages, whose prompt the
+        indices of all refer to: it is edited before the answer, spans of it are kept or decay; ``mode`` is
+        that of a client's own edit of this turn, in place of the session's (the strictest of it and of the
+        edits' holds). ``options``
         (max_new_tokens, do_sample, streamer, …) go to ``generate`` of transformers; ``stream`` is told the
         answer as it is made, and ends it at its stop strings; ``seed`` draws the tokens apart from all other
         draws (`kamera.sessions.stream`); ``logprobs``, a number of likeliest tokens, asks for
@@ -199,11 +220,11 @@ class ChatSession:
             history = whole_history(base.messages, messages, append, branches=after is not None)
             if after is None:
                 base.check_seen(old_state, history)
-            modes = [*([] if mode is None else [mode]), *[directive.mode for directive in directives]]
-            if directives:
-                parts = self._conversations, history, directives
-                history = tuple(edit_messages(*parts, tools=self.manner.tools))
-            turn = self._answer(base, history, scratch, modes, stream, options)
+            modes = [*([] if mode is None else [mode]), *[d.mode for d in directives if d.verb in EDITS]]
+            kept = self._spans_to_keep(history, directives)
+            old_history, history = history, self._edited(history, directives)
+            decays = self._decays(base, old_history, history, directives, 1)
+            turn = self._answer(base, history, decays, kept, scratch, modes, stream, options)
         if self.manner.anticipates:
             self.anticipate()
         return turn
@@ -212,14 +233,17 @@ class ChatSession:
         self,
         base: State,
         history: History,
+        decays: Sequence[Directive],
+        kept: Spans,
         scratch: Sequence[Message],
         modes: Sequence[str],
         stream: Stream,
         options: Any,
     ) -> Turn:
         """The turn of `send`, which goes on from ``base``."""
-        shaped_history, tools = self._shape(history), self.manner.tools
+        (shaped_history, more_modes), tools = self._shape(history, decays), self.manner.tools
         try:
+            modes = [*modes, *more_modes]
             state, report, text = self._show(shaped_history, base, None if scratch else options, modes)
             branch = state
             if scratch:  # on a branch, which ends with the answer
@@ -239,7 +263,9 @@ class ChatSession:
         if report.uncached is None and state.layout is not None:
             misses = self.state.prefix_misses(state.layout.prompt)
         self._anticipation.habits.remember(base.messages, history, misses)
-        state = replace(state, spoken=spoken_ids(state, stream.ids) if is_said else None)
+        self._keep(state, kept)
+        decays = settled(decays, due(decays, self.state.turn, time.time())) if decays else ()
+        state = replace(state, spoken=spoken_ids(state, stream.ids) if is_said else None, decays=decays)
         self._publish(state.after_turn((*history, message)))
         state = self.state
         self._anchors.branches.keep(state.changes[-1], base.last, base.messages, state.messages)
@@ -263,9 +289,10 @@ class ChatSession:
             self._anchors.branches.remove_turn(turn_id)
             history, state = self._anchors.branches.history_or_none(self.state.last), self.state
             if history is not None and len(history) < len(state.messages):
-                state = replace(state, ids=None, layout=None, window=None)
+                decays = self._decays(state, history, history)
+                state = replace(state, ids=None, layout=None, window=None, decays=decays)
                 with contextlib.suppress(KameraError, ValueError):  # the next turn says what it is
-                    state = self._show(self._shape(history)).state
+                    state = replace(self._show(self._shape(history, decays)[0]).state, decays=decays)
                 self.state = state.after_change(messages=history)
 
     def next_token_logits(
@@ -278,9 +305,10 @@ class ChatSession:
         refuse_over_engine(self._anchors, "logits")
         messages = self._own(messages)
         with self._change():
-            history = self._shape(whole_history(self.state.messages, messages, append))
+            whole = whole_history(self.state.messages, messages, append)
+            history, modes = self._shape(whole, self._decays(self.state, whole, whole))
             try:
-                state = self._show(history).state
+                state = self._show(history, modes=modes).state
             except UNCACHEABLE:
                 if not self.manner.uncached:
                     raise
@@ -310,15 +338,21 @@ class ChatSession:
 
         Their indices refer to `render` before any of them (see `edit_messages`). The strictest of
         several modes applies to all, because segments after one edit are also after the earlier ones.
+        Spans are shared and pinned, too, and decay.
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
         """
         with self._change() as old_state:
             self.state.check_seen(old_state)
-            parts = self._conversations, self.state.messages, directives
-            history = edit_messages(*parts, tools=self.manner.tools, snap=snap)
-            state, report, _ = self._show(self._shape(history), modes=[d.mode for d in directives])
-            self._publish(state.after_change(messages=tuple(history), last=None))
+            old, kept = self.state, self._spans_to_keep(self.state.messages, directives)
+            history = self._edited(old.messages, directives, snap)
+            decays = self._decays(old, old.messages, history, directives)
+            shaped_history, modes = self._shape(history, decays)
+            modes += [directive.mode for directive in directives if directive.verb in EDITS]
+            state, report, _ = self._show(shaped_history, modes=modes)
+            self._keep(state, kept)
+            last = None if any(directive.verb in EDITS for directive in directives) else old.last
+            self._publish(state.after_change(messages=history, last=last, decays=decays))
         return report
 
     def evict(self, span: tuple[int, int], *, unit: Unit = "messages", mode: Mode = "auto") -> TurnReport:
@@ -330,29 +364,9 @@ class ChatSession:
 
         A chunk that the span touches only in part is stored whole. The last answer, which no window holds
         yet, is left out. Runs a forward for each chunk whose canonical is not stored. Raises
-        InvalidDirective for a span outside of `render`, StoreError if the store does not have them then.
+        InvalidDirective for a span outside of `render`, StoreFull if the store does not have them then.
         """
-        refuse_over_engine(self._anchors, "share and pin")
-        with self._change():
-            window = self.window
-            if window is None:
-                raise InvalidDirective("no turn was sent yet: there is no KV to keep")
-            assert isinstance(window, KameraWindow), "over no engine"
-            spans = [Directive(*span, unit=unit)]
-            (edit,) = resolve(spans, self.render(), self._conversations.tokenize, snap="widen")
-            slots = [s for s in window.slots if s.start < edit.stop and edit.start < s.start + s.length]
-            context, chunk_ids = former_of(window).context, tuple(dict.fromkeys(s.chunk_id for s in slots))
-            for slot in slots:
-                if not self.store.has(context, slot.chunk_id):
-                    window.condition(slot, False)  # of a fork: it is formed and stored
-        self.flush()
-        missing = [chunk_id for chunk_id in chunk_ids if not self.store.has(context, chunk_id)]
-        if missing:  # a window goes on without its store, but who shares wants to know
-            raise StoreError(
-                f"{len(missing)} of {len(chunk_ids)} chunks of {span[0]}:{span[1]} are not in "
-                f"{self.store.url}, which had no room or refused them: see the log, mend it, share again"
-            )
-        return chunk_ids
+        return self._keep_span(Directive(*span, unit=unit, verb="share"))
 
     def pin(
         self, span: tuple[int, int], *, ttl: float | str | None = None, unit: Unit = "messages"
@@ -362,9 +376,32 @@ class ChatSession:
         ``ttl`` is seconds, or text such as ``"12h"``; None: until `StoreAdmin.unpin`. Raises as `share`, and
         PinsFull.
         """
-        chunk_ids = self.share(span, unit=unit)
-        StoreAdmin(self.store).pin(chunk_ids, ttl)
-        return chunk_ids
+        seconds = None if ttl is None else parse_duration(ttl)
+        return self._keep_span(Directive(*span, unit=unit, verb="pin", seconds=seconds))
+
+    def decay(
+        self,
+        span: tuple[int, int],
+        *,
+        turns: int | None = None,
+        ttl: float | str | None = None,
+        replacement: str | None = None,
+        mode: Mode = "auto",
+    ) -> None:
+        """Let the messages ``start:end`` leave the prompt by themselves, for a ``replacement`` or nothing.
+
+        ``turns`` more turns see them; ``ttl`` is seconds, or text such as ``"12h"``; whichever comes first.
+        They stay in `messages`, as what an edit policy removes. A later decay of any of them, or a pin, holds
+        in place of this one; it ends if the client edits them. Raises InvalidDirective if the prompt cannot
+        do without them, SessionConflict as `edit`.
+        """
+        seconds = None if ttl is None else parse_duration(ttl)
+        directive = Directive(*span, replacement, mode, "messages", "decay", turns, seconds)
+        with self._change() as old_state:
+            state = self.state
+            state.check_seen(old_state)
+            decays = self._decays(state, state.messages, state.messages, [directive])
+            self.state = replace(state, decays=decays)
 
     def fork(self) -> ChatSession:
         """An independent session of the same history, without copying; that before an answer, during it."""
@@ -442,11 +479,107 @@ class ChatSession:
         """The state from which a turn goes on behind any earlier one. Raises UnknownTurn."""
         history = self._anchors.branches.history(turn_id)
         state = replace(self.state, messages=history, last=turn_id)
+        state = replace(state, decays=self._decays(self.state, history, history))
         return state if turn_id == self.state.last else replace(state, layout=None, window=None, spoken=None)
 
-    def _shape(self, history: Sequence[Message]) -> list[Message]:
-        """The history after the edit policy."""
-        return self.manner.apply_policy(history, self.state.turn)
+    def _shape(
+        self, history: Sequence[Message], decays: Sequence[Directive] = ()
+    ) -> tuple[list[Message], list[Mode]]:
+        """The history without what has decayed and after the edit policy; modes of what leaves by either."""
+        turn = self.state.turn
+        left = due(decays, turn, time.time()) if decays else []
+        shaped_history, modes = self.manner.shape(self._conversations, history, turn, left)
+        return shaped_history, [*modes, *[d.mode for d in left if d.turns != 0]]
+
+    def _edited(
+        self, history: Sequence[Message], directives: Sequence[Directive], snap: Snap = "refuse"
+    ) -> History:
+        """The history after the edits among the directives. Raises InvalidDirective."""
+        edits = [directive for directive in directives if directive.verb in EDITS]
+        parts = self._conversations, history, edits
+        edited = edit_messages(*parts, tools=self.manner.tools, snap=snap) if edits else history
+        return tuple([dict(message) for message in edited])
+
+    def _decays(
+        self,
+        base: State,
+        old_history: Sequence[Message],
+        history: Sequence[Message],
+        directives: Sequence[Directive] = (),
+        answers: int = 0,
+    ) -> tuple[Directive, ...]:
+        """What decays in a ``history``, which directives on ``old_history`` made, ``answers`` to come.
+
+        Raises InvalidDirective for a span that the prompt cannot do without.
+        """
+        if not (base.decays or directives):
+            return ()
+        new = [d for d in directives if d.verb == "decay"]
+        for directive in new:
+            self.manner.render(
+                self._conversations,
+                self.manner.shape(self._conversations, old_history, self.state.turn, [directive])[0],
+            )
+        old = followed(base.decays, base.messages, old_history)
+        old = renewed(old, [d for d in directives if d.verb in ("decay", "pin") and d.unit == "messages"])
+        begun = [begin_decay(d, self.state.turn + answers, time.time()) for d in new]
+        return followed([*old, *begun], old_history, history)
+
+    def _keep_span(self, directive: Directive) -> tuple[str, ...]:
+        with self._change():
+            state = self.state
+            if state.window is None:
+                raise InvalidDirective("no turn was sent yet: there is no KV to keep")
+            chunk_ids = self._keep(state, self._spans_to_keep(state.messages, [directive]))
+            decays = self._decays(state, state.messages, state.messages, [directive])
+            self.state = replace(state, decays=decays) if decays != state.decays else state
+        return chunk_ids
+
+    def _spans_to_keep(self, history: Sequence[Message], directives: Sequence[Directive]) -> Spans:
+        """The spans that are shared or pinned, in the prompt of a history. Raises InvalidDirective."""
+        kept = [directive for directive in directives if directive.verb in ("share", "pin")]
+        if not kept:
+            return None
+        refuse_over_engine(self._anchors, "share and pin")
+        prompt = self.manner.render(self._conversations, history)
+        return prompt, [resolve([d], prompt, self._conversations.tokenize, snap="widen")[0] for d in kept]
+
+    def _keep(self, state: State, spans: Spans) -> tuple[str, ...]:
+        """Store the canonicals of spans in a state's window, and pin them; the ids of all chunks.
+
+        Raises InvalidDirective without a window, StoreFull if the store does not have them then, PinsFull.
+        """
+        if spans is None:
+            return ()
+        layout, window = state.layout, state.window
+        if layout is None or window is None:
+            raise InvalidDirective("no window holds this prompt: there is no KV to keep")
+        window = self._anchors.fork(window)
+        assert isinstance(window, KameraWindow), "over no engine"
+        context, all_ids, missing_count = former_of(window).context, list[tuple[str, ...]](), 0
+        segments, prompt = layout.prompt.segments, spans[0].cut_as(layout.prompt)
+        for edit in spans[1]:
+            ids = {s.id for s in prompt.segments if s.start < edit.stop and edit.start < s.stop}
+            runs = zip(window.slots, layout.runs, strict=True)
+            slots = [slot for slot, run in runs if ids & {s.id for s in segments[slice(*run)]}]
+            for slot in slots:
+                if not self.store.has(context, slot.chunk_id):
+                    window.condition(slot, False)  # of a fork: it is formed and stored
+            all_ids.append(tuple(dict.fromkeys(slot.chunk_id for slot in slots)))
+        self.flush()
+        for edit, chunk_ids in zip(spans[1], all_ids, strict=True):
+            missing_count = sum(not self.store.has(context, chunk_id) for chunk_id in chunk_ids)
+            if missing_count:  # a window goes on without its store, but who shares wants to know
+                at = edit.directive
+                raise StoreFull(
+                    f"{missing_count} of {len(chunk_ids)} chunks of {at.start}:{at.end} are not in "
+                    f"{self.store.url}, which had no room or refused them: see the log, mend it, "
+                    "share again"
+                )
+        for edit, chunk_ids in zip(spans[1], all_ids, strict=True):
+            if edit.directive.verb == "pin" and chunk_ids:
+                StoreAdmin(self.store).pin(chunk_ids, edit.directive.seconds)
+        return tuple(dict.fromkeys(chunk_id for chunk_ids in all_ids for chunk_id in chunk_ids))
 
     def _show(
         self,

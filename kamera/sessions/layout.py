@@ -21,7 +21,7 @@ import torch
 
 from kamera import forks
 from kamera.content import Conversations, Message, Rendered, common_prefix, tool_schema
-from kamera.edits import EditPolicy, Mode, apply_policy, difference
+from kamera.edits import Directive, EditPolicy, Mode, ask_policy, difference, edit_messages
 from kamera.edits import check_policy as check_edit_policy
 from kamera.errors import quote
 from kamera.forks import lazy
@@ -78,9 +78,27 @@ class Manner:
         """The prompt of a history. Raises the errors of `Conversations.render`."""
         return replace(conversations.render(history, tools=self.tools), anchored=not self.reuse)
 
-    def apply_policy(self, history: Sequence[Message], turn: int) -> list[Message]:
-        """The history after the edit policy. Raises EditPolicyFailed."""
-        return [*(history if self.edit_policy is None else apply_policy(self.edit_policy, history, turn))]
+    def shape(
+        self,
+        conversations: Conversations,
+        history: Sequence[Message],
+        turn: int,
+        left: Sequence[Directive] = (),
+    ) -> tuple[list[Message], list[Mode]]:
+        """The history without what has ``left`` it and after the edit policy; the modes that this asks for.
+
+        Raises EditPolicyFailed, InvalidDirective, and the errors of `Conversations.render`.
+        """
+        shaped: Sequence[Message] = history
+        if left:
+            edits = [Directive(d.start, d.end, d.replacement, d.mode, d.unit) for d in left]
+            shaped = edit_messages(conversations, shaped, edits, tools=self.tools)
+        if self.edit_policy is None:
+            return [*shaped], []
+        shaped, directives = ask_policy(self.edit_policy, shaped, turn)
+        if directives:
+            shaped = edit_messages(conversations, shaped, directives, tools=self.tools)
+        return [*shaped], [directive.mode for directive in directives]
 
 
 def tools_digest(tools: Sequence[Any] | None) -> str:

@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from PIL import Image
 
 from kamera import files
 from kamera.content import Clip, Medium, Rendered, kind_of, load_image, load_media, media_item, tool_schema
-from kamera.edits import EditPolicy, PolicyName, name_of
+from kamera.edits import Directive, EditPolicy, PolicyName, name_of
 from kamera.errors import CorruptChunk, ForeignObject, IncompatibleChunk, SessionConflict, StoreError
 from kamera.files import publish_file
 from kamera.sessions.anchors import Anchors, History, PastTurn, Turns
@@ -45,7 +45,7 @@ from kamera.window import KameraWindow, Saved, SealedFile, refuse_malformed
 MEDIA = "media"
 """The folder of a session's pictures."""
 
-SESSION = SealedFile("session", 2, (MEDIA, f"window-{'[0-9a-f]' * 16}"))
+SESSION = SealedFile("session", 3, (MEDIA, f"window-{'[0-9a-f]' * 16}"))
 """The file of a saved session, which is published last, beside its pictures and its window."""
 
 WINDOW_FOLDER = re.compile(r"window-[0-9a-f]{16}")
@@ -110,10 +110,13 @@ class Document:
     turn: int
     changes: tuple[str, ...]
     last: str | None
+    decays: tuple[Directive, ...]
     ids: torch.Tensor | None
     window: SavedWindow | None
 
     def __post_init__(self) -> None:
+        if any(d.verb != "decay" or d.end > len(self.messages) for d in self.decays):
+            raise ValueError("what decays are messages of the history")
         if not all(isinstance(message["role"], str) for message in self.said):
             raise TypeError("messages have roles")
         turns = self.turns.values()
@@ -203,6 +206,8 @@ def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)
     converter.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
     converter.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
+    converter.register_unstructure_hook(Directive, asdict)
+    converter.register_structure_hook(Directive, lambda fields, _: Directive(**fields))
     converter.register_unstructure_hook(torch.Tensor, torch.Tensor.tolist)
     converter.register_structure_hook(torch.Tensor, lambda ids, _: torch.tensor(ids, dtype=torch.int64))
     pixels: Any = dict.fromkeys(("media", "types"), override(omit=True))  # a layout's prompt has none
@@ -252,6 +257,7 @@ def save_session(
         turn=state.turn,
         changes=state.changes,
         last=state.last,
+        decays=state.decays,
         ids=state.ids,
         window=saved_window,
     )
@@ -312,6 +318,7 @@ def load_session(path: Path, document: Document, anchors: Anchors, *, messages_o
     branches.restore(turns)
     messages = tuple(said[i] for i in document.messages)
     state = State(messages=messages, turn=document.turn, changes=document.changes, last=document.last)
+    state = replace(state, decays=document.decays)
     if messages_only:
         return state
     state, saved_window = replace(state, ids=document.ids), document.window
@@ -367,6 +374,7 @@ def save_turn(path: Path, name: str, anchors: Anchors) -> None:
         turn=1,
         changes=(name,),
         last=turn.previous_id,
+        decays=(),
         ids=None,
         window=None,
     )

@@ -295,7 +295,7 @@ class SavedSessions:
         header = None
         if document is not None:
             turns = dict.fromkeys(document.turns, _NO_MESSAGES)
-            header = replace(document, said=[], messages=(), turns=turns, ids=None)
+            header = replace(document, said=[], messages=(), decays=(), turns=turns, ids=None)
         with self._lock:
             self._headers[path.name] = (stamp, header)
         return header

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kamera.content import Message, Rendered, Segment
-from kamera.edits import difference, same
+from kamera.edits import Directive, difference, same
 from kamera.engines import Engine, Spent
 from kamera.errors import (
     NotRelocatable,
@@ -54,7 +54,8 @@ class State(Stretch):
     ``changes`` are the ids of the changes that made it, in order: answers and edits. Of two states of a
     session one goes on from the other if it has the other's last change.
 
-    ``last`` is the turn whose history these messages are; None once edited.
+    ``last`` is the turn whose history these messages are; None once edited. ``decays`` are directives on
+    these messages whose time comes (`kamera.edits.decay`).
 
     ``next_state`` is what was prepared for the next prompt, of a state that is about to be changed.
     """
@@ -65,6 +66,7 @@ class State(Stretch):
     admissions: tuple[Admission, ...] = ()
     changes: tuple[str, ...] = ()
     last: str | None = None
+    decays: tuple[Directive, ...] = ()
     next_state: State | None = None
 
     def start_of(self, prompt: Rendered) -> tuple[State, int]:

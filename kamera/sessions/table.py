@@ -264,7 +264,7 @@ class Incoming:
         if self.full_history is None:
             return None
         try:
-            shaped_history = self.manner.apply_policy(self.full_history, 0)
+            shaped_history, _ = self.manner.shape(self.anchors.conversations, self.full_history, 0)
             return self.manner.render(self.anchors.conversations, shaped_history)
         except WindowFull:
             if self.manner.uncached or self.manner.edit_policy is not None:

@@ -30,6 +30,8 @@ BEYOND = (
     "not here",
     "of this request",
     "start <= end",
+    "leave it out",
+    "decay",
 )
 """What the document cannot say."""
 

@@ -1,10 +1,10 @@
-"""Leyline's verbs on spans of a session: evict, share and pin."""
+"""Leyline's verbs on spans of a session: evict, decay, share and pin."""
 
 from __future__ import annotations
 
 import pytest
 
-from kamera import ChatSession, ChunkStore, ReusePolicy
+from kamera import ChatSession, ChunkStore, Directive, ReusePolicy
 from kamera.errors import InvalidDirective, StoreError, UnknownChunk
 from kamera.store import StoreAdmin
 from tests.content.templates import picture
@@ -73,3 +73,94 @@ def test_what_the_store_has_no_room_for_is_said(verb):
     with pytest.raises(StoreError, match="of 0:1 are not in memory://"):
         getattr(session, verb)((0, 1))
     assert session.send("still there?", max_new_tokens=2).report.guarantee == "exact"
+
+
+def test_a_span_decays_after_so_many_turns_as_if_it_had_never_been_and_stays_in_the_history():
+    session = told(ChunkStore.open("memory://"))
+    session.decay((2, 4), turns=1)
+    session.send("And now?", max_new_tokens=2)
+    assert len(session.prompt_ids) == prompt_tokens(session, session.messages[:-1])
+    session.send("Later?", max_new_tokens=2)
+    history = session.messages
+    left = [*history[:2], *history[4:]]
+    assert len(session.prompt_ids) == prompt_tokens(session, left[:-1])
+    question = [*history, {"role": "user", "content": "So?"}]
+    expected = plain_logits(session.backbone, [*left, question[-1]])
+    assert session.next_token_logits(question).allclose(expected, rtol=1e-4, atol=1e-4)
+
+
+def prompt_tokens(session: ChatSession, messages) -> int:
+    return session._conversations.render(messages).num_tokens
+
+
+@pytest.mark.parametrize("touch", ["decay", "pin", "edit"])
+def test_what_is_touched_before_its_time_stays(touch):
+    session = told(ChunkStore.open("memory://"))
+    session.decay((0, 2), turns=1)
+    if touch == "decay":
+        session.decay((0, 2), turns=9)
+    elif touch == "pin":
+        session.pin((0, 1))
+    history = session.messages
+    history[0] = {"role": "user", "content": "other words"} if touch == "edit" else history[0]
+    for _ in range(3):
+        history = [*history, {"role": "user", "content": "And now?"}]
+        session.send(history, max_new_tokens=2)
+        assert len(session.prompt_ids) == prompt_tokens(session, history)
+        history = session.messages
+
+
+def test_a_decay_follows_its_messages_through_edits_forks_and_files(tmp_path):
+    with ChunkStore.open(tmp_path / "store") as store:
+        session = told(store)
+        session.decay((2, 4), turns=2, replacement="(old)")
+        fork = session.fork()
+        session.evict((0, 2))
+        session.flush()
+        session.save(tmp_path / "saved")
+        loaded = ChatSession.load(tmp_path / "saved", session.backbone, store)
+        for each, start in ((session, 0), (loaded, 0), (fork, 2)):
+            for text in ("one", "two", "three"):
+                each.send(text, max_new_tokens=2)
+            shown = each.messages[:-1]
+            shown[start : start + 2] = [{**shown[start], "content": "(old)"}]
+            assert each.prompt_ids.tolist() == each._conversations.render(shown).ids.tolist()
+
+
+def test_seconds_pass_as_turns_do_and_a_survivor_shows_what_decayed_under_amortize():
+    session = told(ChunkStore.open("memory://"), ReusePolicy(minimum="survivor"))
+    session.decay((0, 2), ttl=0, mode="amortize")
+    report = session.send("And now?", max_new_tokens=2).report
+    assert report.left > 10 and report.guarantee == "survivor"
+
+
+@pytest.mark.parametrize(
+    ("span", "options", "says"),
+    [
+        ((2, 4), {}, "no end"),
+        ((2, 4), {"turns": -1}, "turns -1"),
+        ((2, 9), {"turns": 1}, "end at 6"),
+        ((0, 6), {"turns": 1}, "no message"),
+    ],
+)
+def test_a_decay_that_makes_no_sense_is_refused_and_nothing_changes(span, options, says):
+    session = told(ChunkStore.open("memory://"))
+    with pytest.raises(InvalidDirective, match=says):
+        session.decay(span, **options)
+    assert session.state.decays == ()
+
+
+def test_directives_of_a_turn_share_and_pin_or_the_turn_has_not_been(tmp_path):
+    with ChunkStore.open(tmp_path) as store:
+        session = told(store)
+        before = session.messages
+        keep = [Directive(0, 1, verb="pin", unit="messages", seconds=60), Directive(2, 4, unit="messages")]
+        session.send("So?", directives=keep, max_new_tokens=2)
+        assert session.messages[:5] == [*before[:2], *before[4:], {"role": "user", "content": "So?"}]
+        pinned = {pin.name for pin in StoreAdmin(store).pins.list()}
+        assert pinned
+    full = told(ChunkStore.open("memory://", memory_limit=64))
+    before = full.messages
+    with pytest.raises(StoreError, match="share again"):
+        full.send("So?", directives=[Directive(0, 1, verb="share", unit="messages")], max_new_tokens=2)
+    assert full.messages == before
