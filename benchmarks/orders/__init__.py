@@ -1,0 +1,1 @@
+"""``python -m benchmarks.orders``: what orbit patches cost and keep, over all orders of a window."""
