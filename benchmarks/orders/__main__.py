@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = report.parser("orders", __doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--documents", type=int, default=4)
-    parser.add_argument("--chunks", type=int, nargs="+", default=[3, 4], help="K of the first table")
+    parser.add_argument("--chunks", type=int, nargs="*", default=[3, 4], help="K of the first table")
     parser.add_argument("--samples", type=int, nargs="*", default=[1, 2, 3, 6], help="of the second")
     parser.add_argument("--rank", type=int, default=32, help="of the patches")
     options = parser.parse_args(arguments)
