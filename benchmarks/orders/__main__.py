@@ -2,8 +2,8 @@
 
     python -m benchmarks.orders [--model smollm2] [--documents 4] [--rank 32]
 
-A window holds K passages of a document (`benchmarks.texts`). `KameraWindow.prepare_orders` runs once, then the
-window takes every order. Held against the re-prefill of the same order is the model's own answer to a
+A window holds K passages of a document (`benchmarks.texts`). `KameraWindow.prepare_orders` runs once, then
+the window takes every order. Held against the re-prefill of the same order is the model's own answer to a
 question about the last passage. A second table forms one orbit patch of a passage behind three others over
 more and more orderings, and serves it in all six orders of these.
 

@@ -19,6 +19,9 @@ CARVED = 32
 BLOCK = 64
 """Tokens of a block that is found only where it begins at a multiple of its length."""
 
+Block = tuple[bytes, tuple[tuple[int, str], ...]]
+"""Token ids, and the pictures among them, by where each begins."""
+
 
 def recovery(
     requests: Requests, *, sink: int = CARVED, rule: CutRule = RULES[DEFAULT_RULE]
@@ -31,7 +34,7 @@ def recovery(
     """
     if sink < 0:
         raise ValueError(f"sink {sink} must be 0 or more tokens")
-    index, blocks = ContentIndex(rule), set[bytes]()
+    index, seen = ContentIndex(rule), set[Block]()
     counts: dict[str, Counter[str]] = {}
     for service, prompt in requests:
         found = index.find(prompt)
@@ -40,9 +43,10 @@ def recovery(
         own = counts.setdefault(service, Counter())
         own.update(requests=1, tokens=len(prompt), prefix=found.prefix)
         own.update(recovered=_covered([(hit.start, hit.stop) for hit in found.hits], first))
-        aligned = [(at, at + BLOCK) for at in range(0, len(prompt) - BLOCK + 1, BLOCK)]
-        own.update(blocks=_covered([b for b in aligned if prompt.slice(*b) in blocks], first))
-        blocks.update(prompt.slice(*b) for b in aligned)
+        blocks = {at: _block(prompt, at) for at in range(0, len(prompt) - BLOCK + 1, BLOCK)}
+        hits = [(at, at + BLOCK) for at, block in blocks.items() if block in seen]
+        own.update(blocks=_covered(hits, first))
+        seen.update(blocks.values())
     total: Counter[str] = sum(counts.values(), Counter())
     return {
         "sink": sink,
@@ -94,6 +98,11 @@ def _shift(prompts: Sequence[Prompt], sink: int, rule: CutRule) -> dict[str, Any
         "predicted": 1.0 - first - unseen,
         "measured": rest["recovered"] / rest["tokens"],
     }
+
+
+def _block(prompt: Prompt, start: int) -> Block:
+    shown = [(m.start - start, m.digest) for m in prompt.media if m.start < start + BLOCK and m.stop > start]
+    return prompt.slice(start, start + BLOCK), tuple(shown)
 
 
 def _covered(extents: Iterable[tuple[int, int]], first: int) -> int:

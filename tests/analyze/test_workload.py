@@ -7,13 +7,14 @@ import random
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from kamera import ChunkStore, KameraWindow
 from kamera.analyze import example, ids_of, read_requests, recovery, shift
 from kamera.errors import TraceError
 from kamera.reuse import Prompt
 from tests.cli.run import kamera
-from tests.sessions.rig import speaking
+from tests.sessions.rig import seeing, speaking
 
 
 def words(seed: int, count: int) -> np.ndarray:
@@ -93,6 +94,28 @@ def test_equal_chunks_of_a_windows_trace_are_found_again(tmp_path):
     assert moved["prefix"] * moved["tokens"] == slots[0].start
     with pytest.raises(ValueError, match="holds no texts"):
         ids_of(speaking("headers"), requests, 8)
+
+
+def test_a_picture_is_found_again_and_no_other_is_taken_for_it(tmp_path):
+    for name, colour in (("a", "red"), ("b", "blue")):
+        Image.new("RGB", (56, 56), colour).save(tmp_path / f"{name}.png")
+
+    def row(*names: str) -> dict:
+        shown = [{"type": "image", "image": str(tmp_path / f"{name}.png")} for name in names]
+        return {"messages": [{"role": "user", "content": [*shown, {"type": "text", "text": "what is it?"}]}]}
+
+    requests = read_requests(seeing(), written(tmp_path, [row("a"), row("b"), row("b", "a")]))
+    [(shown,), (other,), _] = [prompt.media for _, prompt in requests]
+    front, picture = shown.start, shown.stop - shown.start
+    rest = len(requests[0][1]) - shown.stop
+    found = []
+    for count in (1, 2, 3):
+        total = recovery(requests[:count], sink=0)["total"]
+        found.append([round(total[name] * total["tokens"]) for name in ("prefix", "recovered")])
+    assert shown.digest != other.digest
+    assert recovery(requests[:2], sink=0)["total"]["blocks"] == 0.0  # the tokens alone would be one block
+    assert found[1] == [front, rest]
+    assert found[2] == [front + front + picture, rest + picture + rest]
 
 
 def test_a_line_that_is_no_request_is_named(tmp_path):
