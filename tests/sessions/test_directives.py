@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kamera import ReusePolicy
 from kamera.edits import Directive
-from kamera.errors import InvalidDirective
+from kamera.errors import EditPolicyFailed, InvalidDirective
 from kamera.sessions.layout import worth_to_others
 from tests.content.templates import AGENT, TOOLS, screens
 from tests.engines.compare import relative
@@ -91,3 +92,57 @@ def test_any_directives_are_carried_out_or_refused_by_name(data):
         after = chat.render()
         assert after.ids.tolist()[: after.stable] == wanted
     _agrees(chat)
+
+
+class DropsOld:
+    """A policy that takes all but the last exchanges out, by directives of one mode."""
+
+    def __init__(self, mode: str, unit: str = "messages") -> None:
+        self.mode, self.unit = mode, unit
+
+    def transform(self, messages, turn):
+        gone = max(0, len(messages) - 4)
+        return [Directive(1, 1 + gone, mode=self.mode, unit=self.unit)] if gone else None
+
+
+@pytest.mark.parametrize(("mode", "guarantee"), [("forget", "exact"), ("amortize", "survivor")])
+def test_a_policy_may_be_an_object_whose_directives_edit_each_in_its_mode(mode, guarantee):
+    chat = session(seeing(), ReusePolicy(minimum="survivor"), edit_policy=DropsOld(mode), anticipates=False)
+    history = screens(2)
+    for _ in range(3):
+        turn = chat.send(history, **GREEDY)
+        history = [*chat.messages, {"role": "user", "content": "and what now?"}]
+    whole = chat.messages
+    shown = [whole[0], *whole[-4:-1]]  # what the last turn was asked
+    assert chat.prompt_ids.tolist() == chat._conversations.render(shown).ids.tolist()
+    assert len(whole) == len(history) - 1 and turn.report.guarantee == guarantee
+    if mode == "forget":
+        logits = plain_logits(chat.backbone, [whole[0], *history[-3:]])
+        assert relative(chat.next_token_logits(history), logits) <= 1e-4
+
+
+def test_a_departure_by_directives_is_prepared_and_costs_its_new_tokens():
+    chat = session(seeing(), edit_policy=DropsOld("forget"))
+    history = screens(2)
+    for _ in range(3):
+        turn = chat.send(history, **GREEDY)
+        chat.flush()
+        history = [*chat.messages, {"role": "user", "content": "and what now?"}]
+    assert turn.report.anticipated and turn.report.prefilled < turn.usage.prompt_tokens / 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "says"),
+    [
+        (DropsOld("forget", "tokens"), InvalidDirective, "cut a picture or a template tag"),
+        (lambda messages, turn: [Directive(0, 1, verb="share")], EditPolicyFailed, "the verb share"),
+        (lambda messages, turn: [Directive(0, 1), messages[0]], EditPolicyFailed, "a message is a dict"),
+        (lambda messages, turn: [], EditPolicyFailed, "None stands for no change"),
+        (lambda messages, turn: 7, EditPolicyFailed, "returned int"),
+    ],
+)
+def test_what_a_policy_may_not_return_is_refused_and_nothing_changes(policy, error, says):
+    chat = session(seeing(), edit_policy=policy)
+    with pytest.raises(error, match=says):
+        chat.send(screens(2), **GREEDY)
+    assert chat.messages == [] and chat.window is None
