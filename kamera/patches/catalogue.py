@@ -26,6 +26,8 @@ from kamera.store import (
     behind_survivors,
     canonical_key,
     chunks_of,
+    computed_base,
+    object_key,
     patch_key,
     why_missed,
 )
@@ -85,6 +87,19 @@ class Catalogue:
             return None
 
         return self._look_up_once(canonical_key(self.context, chunk_id), ask)
+
+    def computed(
+        self, chunk_id: str, antecedents: tuple[str, ...], guarantee: Guarantee
+    ) -> ObjectInfo | None:
+        """The row of a chunk's KV that an engine has computed behind ``antecedents``, worth ``guarantee``."""
+        context, base = replace(self.context, kv="as-is"), computed_base(guarantee)
+
+        def ask() -> ObjectInfo | None:
+            with self.losses.look_up("conditioned", f"chunk {chunk_id[:12]}"):
+                return self.store.info(context, chunk_id, antecedents, "conditioned", base)
+            return None
+
+        return self._look_up_once(object_key("conditioned", context, chunk_id, antecedents, base), ask)
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
         """The row of a canonical behind another anchor, to which this context's patches can be added.

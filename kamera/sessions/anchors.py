@@ -28,7 +28,7 @@ SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""
 
 
-def conversations_of(backbone: Engine) -> Conversations:
+def conversations_of(backbone: Engine, kind: type[Conversations] = Conversations) -> Conversations:
     """The renderer of a backbone. Raises ProcessorRequired if it has no chat template."""
     if backbone.processor is None:
         raise ProcessorRequired(
@@ -36,7 +36,7 @@ def conversations_of(backbone: Engine) -> Conversations:
             "(Backbone(model, processor))"
         )
     limits = backbone.builder.limits
-    return Conversations(backbone.processor, most=backbone.limits.trained, limits=limits)
+    return kind(backbone.processor, most=backbone.limits.trained, limits=limits)
 
 
 def check_count(name: str, value: Any, least: int) -> None:

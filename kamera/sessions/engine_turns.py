@@ -22,7 +22,7 @@ from kamera.engines import (
 )
 from kamera.errors import UnsupportedByEngine
 from kamera.patches import Worth, later_of
-from kamera.sessions.anchors import Anchors
+from kamera.sessions.anchors import Anchors, conversations_of
 from kamera.sessions.grammar import Bound
 from kamera.sessions.layout import Layout, SessionWindow, choices, count_anchor_segments, mode_of
 from kamera.sessions.ordering import Orders
@@ -32,6 +32,9 @@ from kamera.trust import Guarantee, weakest
 from kamera.window import ANSWER, Dialogue, EngineWindow, Slot
 
 logger = logging.getLogger(__name__)
+
+_LEADS = 2
+"""The first chunks of a window: should the first one leave, the next one leads, exact as a canonical."""
 
 _OPTION_NAMES = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k")
 
@@ -59,8 +62,9 @@ class EngineAnchors(Anchors):
     """Opens windows over an ``engine``; see `Anchors`, whose ``backbone`` makes tokens and chunks alone."""
 
     def __init__(self, engine: Completes, backbone: Engine, store: ChunkStore, **options: Any) -> None:
-        super().__init__(backbone, store, **options)
-        self.engine, self.conversations = engine, Opening(backbone.processor, limits=backbone.builder.limits)
+        conversations = conversations_of(backbone, Opening)
+        super().__init__(backbone, store, **{**options, "conversations": conversations})
+        self.engine = engine
         if options.get("listener") is not None:
             refuse_over_engine(self, "a trace")
 
@@ -71,13 +75,13 @@ class EngineAnchors(Anchors):
         return EngineWindow(self.engine, self.backbone, self.store, fingerprint=name, **options), Spent()
 
     def prepare(self, window: SessionWindow | None) -> None:
-        """Have the engine prefill what the store lacks of a window, as later work (`EngineWindow.keep`)."""
+        """Have the engine prefill what may lead a window next, as later work (`EngineWindow.keep`)."""
         if not isinstance(window, EngineWindow):
             return
         branch = self.fork(window)
 
         def work() -> None:
-            branch.keep()
+            branch.keep(_LEADS)
 
         queue = later_of(self.backbone)
         self.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
@@ -149,7 +153,8 @@ def show_by_engine(
     order = orders.under(on_leave)
     pictures = {i.id: i.picture for i in order.items if isinstance(i, Chunk) and i.picture is not None}
     minimum: Guarantee = "exact" if on_leave == "exact" else policy.minimum
-    window.arrange(order.items, pictures, replace(policy, on_leave=on_leave, minimum=minimum))
+    policy = replace(policy, on_leave=on_leave, minimum=minimum)
+    window.arrange(order.items, pictures, policy, fills=options is not None)
     reply, answer, seconds = None, None, time.perf_counter() - start_time
     if options is not None:
         reply = _answer(window, dialogue, options)
@@ -200,7 +205,7 @@ def _report(
     supplied_tokens = sum(s.length for s in window.slots if s.origin != "computed")
     cached_tokens, notes = supplied_tokens, list[str]()
     if reply is not None and reply.prompt_tokens:
-        cached_tokens = reply.cached_tokens
+        cached_tokens = max(0, reply.cached_tokens - window.filled)
         if reply.prompt_tokens != prompt.num_tokens:
             notes = [f"the engine counts {reply.prompt_tokens} tokens in a prompt of {prompt.num_tokens}"]
     patched = min(cached_tokens, sum(s.length for s in new if s.origin == "stored"))

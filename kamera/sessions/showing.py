@@ -207,7 +207,8 @@ def _show_by_engine(
     else:
         window, _ = anchors.open(anchor_tokens(prompt))
     dialogue = Dialogue(question_ids(prompt), history, manner.tools or ())
-    orders = Orders(anchors, prompt, base.layout, window.slots)
+    # a run of several texts is no chunk of another prompt: what leaves may be one of them
+    orders = Orders(anchors, prompt, base.layout, window.slots, keeps_apart=True)
     return (window, *show_by_engine(anchors, window, orders, modes, dialogue, options, start_time))
 
 

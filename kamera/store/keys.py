@@ -137,9 +137,9 @@ def object_key(
 ) -> str:
     """Key of an object of any kind.
 
-    That of conditioned KV follows from its content, whose digest is ``base``. Raises `ValueError` for an
-    unknown kind, an encoding whose context names an anchor, an anchor that is not its context's own, and any
-    but a canonical or a patch under a context in codes.
+    That of conditioned KV follows from its content, whose digest is ``base``, or from `computed_base`. Raises
+    `ValueError` for an unknown kind, an encoding whose context names an anchor, an anchor that is not its
+    context's own, and any but a canonical or a patch under a context in codes.
     """
     if kind == "canonical":
         return canonical_key(context, chunk_id)
@@ -152,6 +152,16 @@ def object_key(
     if kind in ("encoding", "anchor", "conditioned"):
         raise ValueError(f"no {kind} is of chunk {quote(chunk_id)} under {context}")
     return patch_key(context, chunk_id, antecedents, kind, base)
+
+
+@lru_cache(16)
+def computed_base(guarantee: str) -> str:
+    """In place of a digest of its content: the ``base`` of conditioned KV that an engine has computed.
+
+    ``guarantee`` is that of its prefill. So the key follows from what it was computed behind, and who looks
+    for it asks for one object.
+    """
+    return digest("kamera.computed.v1", guarantee)
 
 
 def home_of(kind: str, context: Context, chunk_id: str, base: str) -> str:

@@ -158,9 +158,9 @@ class CanonicalRecord:
     "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``embedding``: how
     its pictures look (`picture_embedding`), "" without any · ``info``: JSON. For
     ``kind`` "anchor" the chunk is the anchor; of the kind "conditioned" it was run behind ``antecedents`` in
-    some window, and ``content`` is the digest by which it is named. Neither is ever in codes. ``outline``
-    is what its row says of it; one without advance and media is made if none is given. Raises
-    `ValueError` when the shapes disagree, or codes are not of the context's form.
+    some window, and ``content`` is the digest by which it is named (or `computed_base`). Neither is ever in
+    codes. ``outline`` is what its row says of it; one without advance and media is made if none is given.
+    Raises `ValueError` when the shapes disagree, or codes are not of the context's form.
     """
 
     chunk_id: str

@@ -8,6 +8,7 @@ engine has one whose chunks are the segments of its rendered conversation.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add, sub
@@ -18,6 +19,7 @@ from PIL import Image
 
 from kamera.content import Chunk, Content, Encoded, Seams
 from kamera.engines import (
+    COMPUTED,
     Account,
     Completes,
     Engine,
@@ -36,11 +38,23 @@ from kamera.engines import (
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
 from kamera.patches import Catalogue, Copy, Facts, Former, Losses, canonical_of, put_owed
-from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, conditioned_record
+from kamera.store import (
+    CanonicalRecord,
+    ChunkStore,
+    Context,
+    Outline,
+    computed_base,
+    conditioned_record,
+)
 from kamera.trust import ReusePolicy, at_least, prefilled_behind
 from kamera.window.plan import Planner, View
 from kamera.window.requests import Newcomer, Reorder
-from kamera.window.slots import Offer, Resident, Seat, Seats, Slot, Source, Spot, WindowState
+from kamera.window.slots import GLUE, Offer, Resident, Seat, Seats, Slot, Source, Spot, WindowState
+
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+
+_PATIENCE = 2.0
+"""Seconds that a prompt waits for an engine to store what it has computed in front of chunks that stay."""
 
 ANSWER = 256
 """Tokens that another engine's answer may have if ``max_new_tokens`` is not given."""
@@ -115,6 +129,11 @@ class RowPlaces:
                 at = tuple(map(add, at, outline.advance))
         return spots
 
+    def learn(self, chunk_id: str, outline: Outline) -> None:
+        """Know the outline of a chunk, wherever it was computed, as one right behind the anchor."""
+        high = tuple(self.anchor + high - low for low, high in zip(outline.low, outline.high, strict=True))
+        self.outlines[chunk_id] = replace(outline, low=(self.anchor,) * len(high), high=high)
+
     def form(self, facts: Facts) -> None:
         """No chunk shares a forward: the engine makes its own batches."""
 
@@ -151,9 +170,12 @@ class EngineWindow:
         self._places = RowPlaces(len(self._anchor), {})
         self._chunks: Mapping[str, PromptChunk] = {}  # those that were in it
         self._prefilled_ids: set[str] = set()  # of all forks: the engine was asked for their canonicals
+        self._lost_ids: set[str] = set()  # of all forks: it computed them, and stored nothing
+        self.filled = 0
+        """Tokens that the last `arrange` had the engine compute in prompts of their own."""
         self._seats = Seats((), (0,))
         messages = () if isinstance(system, torch.Tensor) or not system else (message("system", system),)
-        self._head = Dialogue(torch.empty(0, dtype=torch.int64), messages)  # what later prompts begin with
+        self._head = Dialogue(_NO_IDS, messages)  # what later prompts begin with
 
     # -- operations ----------------------------------------------------------------------------
     # Each returns the slots as the next answer would get them: what is stored may be more by then.
@@ -197,11 +219,15 @@ class EngineWindow:
         order: Sequence[Slot | Chunk],
         pictures: Mapping[str, Image.Image],
         policy: ReusePolicy | None = None,
+        *,
+        fills: bool = False,
     ) -> tuple[Slot, ...]:
         """Make the window hold these slots of its own and these new chunks, under ``policy`` from now on.
 
-        ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. Raises WindowFull, and
-        UnknownSlot for a slot of an earlier state.
+        ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. If it ``fills``, the
+        engine first prefills new texts in front of chunks that stay, with prompts of their own, and stores
+        them: so the chunks behind are supplied, not computed again. Raises WindowFull, and UnknownSlot for a
+        slot of an earlier state.
         """
         policy = self.policy if policy is None else policy
         pairs = zip(self.slots, self._seats.seats, strict=True)
@@ -212,7 +238,9 @@ class EngineWindow:
         chunks = {**self._chunks, **{c.id: segment(c, pictures.get(c.id)) for c in new}}
         items = [item.id if isinstance(item, Chunk) else seats[item.start, item.chunk_id] for item in order]
         self._view(self._seats).check_room([chunks[w].newcomer if isinstance(w, str) else w for w in items])
-        self._chunks, self.policy = chunks, policy
+        self._chunks, self.policy, self.filled = chunks, policy, 0
+        while fills and (hole := self._hole(items)):
+            fills = self._fill(hole, items)
         self._arrange(items)
         self._chunks = {name: chunks[name] for name in self._seats.chunk_ids}
         return self.slots
@@ -248,14 +276,15 @@ class EngineWindow:
         branch._rows = Catalogue(self._store, self._context, None, Losses())
         return branch
 
-    def keep(self) -> int:
+    def keep(self, count: int | None = None) -> int:
         """Have the engine prefill, behind the anchor alone, every chunk whose canonical is not stored.
 
-        An engine that harvests then stores it, and the patch of its prefill in context. It is asked once for
-        each, and again if the store has lost it. Returns the number of prompts, which no answer waits for:
-        they have a low priority, and are counted as later work.
+        Or of the first ``count`` chunks, one of which may lead soon. An engine that harvests then stores it,
+        and patches of its prefills from then on. It is asked once for each, and again if the store has lost
+        it. Returns the number of prompts, which no answer waits for: they have a low priority, and are
+        counted as later work.
         """
-        chunk_ids = set(self._seats.chunk_ids)
+        chunk_ids = set(self._seats.chunk_ids[:count])
         stored_ids = {chunk_id for chunk_id in chunk_ids if self._rows.has_canonical(chunk_id)}
         self._prefilled_ids -= stored_ids
         missing_ids = sorted(chunk_ids - stored_ids - self._prefilled_ids)
@@ -271,7 +300,7 @@ class EngineWindow:
         the number of prompts, as `keep`: 0 if all of it is stored.
         """
         seats = self._place(self._seats.chunk_ids[leaving:])
-        if all(seat.source.canonical for seat in seats.seats):
+        if all(seat.origin != "computed" for seat in seats.seats):
             return 0
         self._run_later(seats)
         return 1
@@ -332,6 +361,46 @@ class EngineWindow:
                 before = before.with_seat(seat or self._place_computed(chunk_id, before))
         return before
 
+    def _hole(self, items: Sequence[Seat | str]) -> Seats | None:
+        """The chunks up to those to be computed in front of stored ones; None if nothing is gained."""
+        seats = self._place(items).seats
+        start = next((i for i, seat in enumerate(seats) if seat.origin == "computed"), len(seats))
+        stop = next((i for i in range(start, len(seats)) if self._is_stored(items[i])), len(seats))
+        gained = sum([seats[i].length for i in range(stop, len(seats)) if self._is_stored(items[i])])
+        images = any(self._chunks[seat.chunk_id].images for seat in seats[:stop])
+        self._lost_ids.difference_update(seat.chunk_id for seat in seats[:start])  # it was late
+        lost = not self._lost_ids.isdisjoint(seat.chunk_id for seat in seats[start:stop])
+        return None if stop == start or gained < GLUE or images or lost else Seats(seats[:stop], (0,))
+
+    def _is_stored(self, item: Seat | str) -> bool:
+        """True for a chunk that may stay, on KV that is stored."""
+        if not isinstance(item, Seat) or self.policy.on_leave != "keep" or not self.policy.moves:
+            return False
+        name, antecedents = item.chunk_id, item.source.antecedents
+        if self._computed_source(name, antecedents, 0) is not None:
+            return True
+        is_patched = item.source.canonical or self._rows.patch(name, antecedents, "exact") is not None
+        return is_patched and self._rows.has_canonical(name)
+
+    def _fill(self, seats: Seats, items: Sequence[Seat | str]) -> bool:
+        """Have the engine compute the last of these chunks now, and wait until it has stored them.
+
+        False if it does not: it is not asked again for them.
+        """
+        prompt = self._prompt(seats, Dialogue(_NO_IDS, ()), 1)
+        answer = join_pieces(self.engine.stream(prompt))
+        for account in open_accounts():
+            account.add(answer.cost)
+        self.filled += answer.prompt_tokens - answer.cached_tokens
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            placed = self._place(items[: len(seats.seats)])
+            if all(seat.origin != "computed" for seat in placed.seats):
+                return True
+            time.sleep(0.01)
+        self._lost_ids.update(s.chunk_id for s in placed.seats if s.origin == "computed")
+        return False
+
     def _run_later(self, seats: Seats) -> None:
         """Have the engine prefill chunks for what it then stores: pictures in a message, texts as tokens."""
         chunks = self._prompt_chunks(seats)
@@ -344,21 +413,47 @@ class EngineWindow:
 
     def _place_stored(self, chunk_id: str, old: Seat | None, before: Seats) -> Seat | None:
         """A chunk on stored KV; None if it has to be computed."""
+        own = self._computed_source(chunk_id, before.lineage, before.tokens)
+        if own is not None and (own.guarantee == "exact" or self.policy.moves):
+            return Seat(
+                chunk_id, self._chunks[chunk_id].length, self._spot(chunk_id, before), own, own.guarantee
+            )
+        survivor = None if old is None else self._survivor_as_computed(old, before)
         row = self._rows.canonical(chunk_id)
         if row is None or row.outline is None or not row.outline.advance:
-            return None  # it is not stored, or positions behind it are no sum
-        self._places.outlines[chunk_id] = row.outline
+            return survivor  # it is not stored, or positions behind it are no sum
+        self._places.learn(chunk_id, row.outline)
         self._prefilled_ids.discard(chunk_id)  # asked for again once the store has lost it
         view, newcomer = self._view(before), self._chunks[chunk_id].newcomer
         source = Planner(Reorder(()), view).best_source(newcomer, before)
         spot = self._spot(chunk_id, before)
         if (source is None or source.guarantee == "blind") and old is not None and before.seats:
-            survivor = self._survivor(old, view.canonical_source(chunk_id), before)
+            survivor = survivor or self._survivor(old, view.canonical_source(chunk_id), before)
             if survivor is not None:
                 return survivor.at(spot)
         if source is None:
             return None
         return Seat(chunk_id, newcomer.length, spot, source, source.guarantee)
+
+    def _computed_source(self, chunk_id: str, antecedents: tuple[str, ...], behind: int) -> Source | None:
+        """KV that the engine has computed behind ``antecedents`` of ``behind`` tokens, and stored."""
+        for guarantee in COMPUTED if antecedents else ():
+            row = self._rows.computed(chunk_id, antecedents, guarantee)
+            if row is not None and row.outline is not None and row.outline.advance:
+                self._places.learn(chunk_id, row.outline)
+                home, content = Spot(row.outline.low, row.outline.high), computed_base(guarantee)
+                return Source(home, antecedents, guarantee, canonical=False, behind=behind, content=content)
+        return None
+
+    def _survivor_as_computed(self, old: Seat, before: Seats) -> Seat | None:
+        """A chunk that stays, on the KV that the engine computed of it; None without that, or for less."""
+        if self.policy.on_leave != "keep" or old.source.canonical:
+            return None
+        source = self._computed_source(old.chunk_id, old.source.antecedents, old.source.behind)
+        if source is None:
+            return None
+        seat = replace(old, source=source, guarantee=source.guarantee).staying(before)
+        return seat.at(self._spot(old.chunk_id, before)) if self.policy.keeps(seat.guarantee) else None
 
     def _survivor(self, old: Seat, clean: Source, before: Seats) -> Seat | None:
         """A chunk that stays, on the patch of what stood before it; None without one, or for less."""
@@ -391,7 +486,10 @@ class EngineWindow:
 
     def _recipe(self, seats: Seats) -> Recipe:
         remedy = "an engine that harvests stores its patch"
-        return recipe(seats, self._rows, self._anchor, self._chunks, self.policy.budget.rank, {}, remedy)
+        contents = {seat.number: seat.source.content for seat in seats.seats if seat.source.content}
+        return recipe(
+            seats, self._rows, self._anchor, self._chunks, self.policy.budget.rank, contents, remedy
+        )
 
     def _prompt(self, seats: Seats, dialogue: Dialogue, tokens: int) -> EnginePrompt:
         """The prompt of a dialogue behind chunks, for an answer of ``tokens`` tokens."""

@@ -26,8 +26,8 @@ _DERIVED = ("chunk_ids", "lengths", "lineage", "guarantees")
 _numbers = itertools.count(1)
 
 Origin = Literal["canonical", "stored", "survivor", "computed"]
-"""Where a chunk's KV comes from: its canonical alone; with a patch stored for what stands before it now; with
-one stored for what stood before it once; or a prefill."""
+"""Where a chunk's KV comes from: its canonical alone; a patch of it, or KV, that is stored for what stands
+before it now; one for what stood before it once; or a prefill."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class Offer:
 class Source:
     """KV that the model computed at ``home``, and its antecedents, of ``behind`` tokens together; see `Copy`.
 
-    ``patch``: it conditions the KV.
+    ``patch``: it conditions the KV. ``content``: the ``base`` under which a store has KV of an engine that is
+    no canonical; "" for any other.
     """
 
     home: Spot
@@ -136,6 +137,7 @@ class Source:
     lossy: bool = False
     patch: Offer | None = None
     behind: int = 0
+    content: str = ""
 
     def with_patch(self, patch: Offer, behind: int = 0) -> Source:
         """The same KV, conditioned on antecedents of ``behind`` tokens (0: not known)."""
@@ -200,9 +202,9 @@ class Seat:
     @property
     def origin(self) -> Origin:
         """Where the KV that it shows comes from."""
-        if not self.shown.canonical:
+        if not (self.shown.canonical or self.shown.content):
             return "computed"
-        if self.shown.patch is None:
+        if self.shown.canonical and self.shown.patch is None:
             return "canonical"
         return "survivor" if self.guarantee == "survivor" else "stored"
 

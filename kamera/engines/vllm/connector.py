@@ -7,6 +7,7 @@ when that is over, or is computed as if there were no Kamera when it failed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -20,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.model_executor.models.utils import extract_layer_index
 
+from kamera.content import LandmarkReader
 from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.harvest import HarvestChunk, Harvester
 from kamera.engines.vllm.identity import EngineIdentity, check_version
@@ -33,7 +35,7 @@ from kamera.engines.vllm.scheduler import SchedulerSide
 from kamera.engines.vllm.serving import PageLoad
 from kamera.engines.vllm.stores import Stores
 from kamera.engines.vllm.worker import WorkerSide
-from kamera.errors import UnsupportedBackbone, quote
+from kamera.errors import KameraError, UnsupportedBackbone, quote
 from kamera.ops import PatchBudget
 from kamera.store import parse_size
 from kamera.trust import ReusePolicy
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -106,6 +110,8 @@ class KameraConnector(KVConnectorBase_V1):
                 self._harvests > 0,
                 self._tables(config.get_from_extra_config("recognise", "")),
             )
+            if self.scheduler.tables is not None:
+                self.scheduler.opener = _opener(vllm_config.model_config)
             self._counts = self.scheduler.counts
 
     def _tables(self, least: str) -> PromptTables | None:
@@ -221,3 +227,14 @@ class KameraConnector(KVConnectorBase_V1):
         if self._threads is not None:
             self._threads.close()
         self._stores.close()
+
+
+def _opener(config: Any) -> int | None:
+    """The token that opens the turns of a model's chat template; None if it has none, or no such token."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    try:
+        return LandmarkReader(cached_tokenizer_from_config(config)).opener
+    except (KameraError, ValueError, TypeError, OSError) as error:
+        logger.info("prompts are cut by their content alone: %s", error)
+        return None

@@ -51,7 +51,7 @@ def origins(recipe: Recipe, start: int, stop: int) -> Iterator[tuple[str, int]]:
 
 
 def _origin(part: Part) -> str:
-    """As `kamera.window.Slot` calls it."""
-    if part.patch is None:
+    """As `kamera.window.Slot` calls it; "near" for a recognised chunk that did not know all before it."""
+    if part.patch is None and (part.kv is None or part.kv.kind == "canonical"):
         return "canonical"
-    return "survivor" if part.guarantee == "survivor" else "stored"
+    return part.guarantee if part.guarantee in ("survivor", "near") else "stored"

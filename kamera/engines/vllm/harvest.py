@@ -1,8 +1,8 @@
 """What vLLM computed is read back from its pages, and becomes canonicals and patches in a store.
 
 A worker copies pages out when a request's parts are all computed; a thread of its own makes records of them.
-A chunk that stood right behind the anchor leaves its canonical. One that stood behind others leaves a patch,
-once its canonical is there: until then its KV waits, and what waits is bounded.
+A chunk that stood right behind the anchor leaves its canonical. One that stood behind others leaves a patch
+where its canonical is stored, and else its KV as it is, conditioned.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from kamera.engines.recipe import Recipe, RowKey
+from kamera.engines.recipe import Recipe, RowKey, antecedent_name
 from kamera.engines.vllm.counts import Counts
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
-from kamera.ops import KV, Layout, PatchBudget, deficit, digest, kv_bytes, uniform_offset
-from kamera.store import CanonicalRecord, ChunkStore, Context, Outline, PatchRecord, survivor_id
-from kamera.trust import at_least, guarantee_named
+from kamera.ops import KV, Layout, PatchBudget, deficit, kv_bytes, uniform_offset
+from kamera.store import CanonicalRecord, ChunkStore, Outline, PatchRecord, computed_base
+from kamera.trust import at_least, guarantee_named, prefilled_behind
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,8 @@ class HarvestChunk:
     """A chunk whose KV stands in the pages ``block_ids`` of a request: tokens ``ids`` from ``start`` on.
 
     ``row`` is the object that comes of it: an anchor, a canonical right behind that, or behind others an
-    exact patch. ``positions`` ``[axes, tokens]`` and ``inputs`` as in `CanonicalRecord`. ``media`` are the
-    engine's names of its pictures.
+    exact patch, or conditioned KV. ``positions`` ``[axes, tokens]`` and ``inputs`` as in `CanonicalRecord`.
+    ``media`` are the engine's names of its pictures.
     """
 
     row: RowKey
@@ -53,25 +52,16 @@ def part_names(recipe: Recipe, supplied: int) -> tuple[str, ...]:
     return names
 
 
-def antecedent_name(chunk_id: str, antecedents: tuple[str, ...], names: tuple[str, ...]) -> str:
-    """A chunk conditioned on ``antecedents``, as an antecedent of what follows; ``names`` stand before it."""
-    if antecedents == names:
-        return chunk_id
-    return survivor_id(chunk_id, digest("kamera.lineage.v1", *antecedents)[:32])
-
-
 class Harvester:
     """Makes records of KV in a thread of its own.
 
-    ``limit`` bounds the bytes that are to be looked at, and those that wait for a canonical: of these the
-    oldest are dropped.
+    ``limit`` bounds the bytes that are to be looked at.
     """
 
     def __init__(self, stores: Stores, layout: Layout, budget: PatchBudget, limit: int) -> None:
         self._stores, self._layout, self._budget, self._limit = stores, layout, budget, limit
         self._arrivals: queue.SimpleQueue[tuple[HarvestChunk, KV] | None] = queue.SimpleQueue()
-        self._queue: OrderedDict[tuple[Context, str], tuple[HarvestChunk, KV]] = OrderedDict()
-        self._bytes = self._queue_bytes = 0
+        self._bytes = 0
         self._lock = threading.Lock()
         self.counts = Counts()
         self._thread = threading.Thread(target=self._work, name="kamera-harvest", daemon=True)
@@ -105,27 +95,29 @@ class Harvester:
                 self._bytes -= kv_bytes(kv)
 
     def _make(self, ripe: HarvestChunk, kv: KV) -> None:
-        """Store what follows from a chunk's KV, or keep it until its canonical comes."""
+        """Store what follows from a chunk's KV."""
         row, chunk = ripe.row, (ripe.row.context, ripe.row.chunk_id)
         store = self._stores.of(row.context.tenant)
-        if row.kind != "exact":
-            if not store.has(*chunk, (), row.kind):
-                self._put(store, _canonical(ripe, kv))
-            for pair in self._leave(chunk):
-                self._patch(store, *pair)
-        elif not self._patch(store, ripe, kv):
-            self._leave(chunk)
-            self._queue[chunk] = ripe, kv
-            self._queue_bytes += kv_bytes(kv)
-            while self._queue_bytes > self._limit:
-                for _, oldest in self._leave(next(iter(self._queue))):
-                    self.counts.add("dropped_bytes", "waiting", kv_bytes(oldest))
+        if row.kind == "exact":
+            if not self._patch(store, ripe, kv):
+                self._keep(store, ripe, kv)
+        elif not store.has(*chunk, (), row.kind):
+            self._put(store, _record(ripe, kv))
 
-    def _leave(self, chunk: tuple[Context, str]) -> list[tuple[HarvestChunk, KV]]:
-        """The KV of a chunk that waits no longer; empty for none."""
-        pairs = [self._queue.pop(chunk)] if chunk in self._queue else []
-        self._queue_bytes -= sum(kv_bytes(kv) for _, kv in pairs)
-        return pairs
+    def _keep(self, store: ChunkStore, ripe: HarvestChunk, kv: KV) -> None:
+        """Store the KV of a chunk as it is, conditioned on what it was computed behind."""
+        row, guarantee = ripe.row, prefilled_behind(guarantee_named(ripe.row.formed))
+        if not at_least(guarantee, "patched"):
+            return
+        record = replace(
+            _record(ripe, kv),
+            kind="conditioned",
+            context=replace(row.context, kv="as-is"),
+            antecedents=row.antecedents,
+            content=computed_base(guarantee),
+        )
+        if not store.has(record.context, row.chunk_id, row.antecedents, "conditioned", record.content):
+            self._put(store, record)
 
     def _patch(self, store: ChunkStore, ripe: HarvestChunk, kv: KV) -> bool:
         """Store a chunk's patch. False without its canonical."""
@@ -149,11 +141,13 @@ class Harvester:
 
     def _put(self, store: ChunkStore, record: CanonicalRecord | PatchRecord) -> None:
         store.put(record)
-        row = store.info(record.context, record.chunk_id, record.antecedents, record.kind)
+        base = record.content if isinstance(record, CanonicalRecord) else ""
+        row = store.info(record.context, record.chunk_id, record.antecedents, record.kind, base)
         self.counts.add("harvested_bytes", record.kind, 0 if row is None else row.bytes)
 
 
-def _canonical(ripe: HarvestChunk, kv: KV) -> CanonicalRecord:
+def _record(ripe: HarvestChunk, kv: KV) -> CanonicalRecord:
+    """The KV of a chunk, or of the anchor, as it was computed."""
     row, ids = ripe.row, torch.tensor(ripe.ids, dtype=torch.int64)
     # with every rotary layout that the connector takes, a text goes on behind the highest position
     advance = (int(ripe.positions.max()) + 1 - ripe.positions.amin(1)).tolist()
@@ -165,6 +159,6 @@ def _canonical(ripe: HarvestChunk, kv: KV) -> CanonicalRecord:
         kv,
         ripe.inputs,
         behind=ripe.start,  # tokens of the anchor
-        kind=row.kind,
+        kind=row.kind if row.kind == "anchor" else "canonical",
         outline=Outline.of(ids, ripe.positions, advance, ripe.media),
     )

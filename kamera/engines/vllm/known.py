@@ -1,8 +1,8 @@
 """Prompts that begin with what a tenant has stored, recognised from rows: no recipe, no tensor, no I/O.
 
 A prompt is recognised if it begins with a stored system prompt and goes on with stored chunks. What is served
-for each chunk is the canonical in front, behind it a patch that is stored for exactly what stands before it
-or, if ``least`` permits it, one that knew more.
+for each chunk is the canonical in front, behind it KV or a patch that is stored for exactly what stands
+before it or, if ``least`` permits it, one that knew more.
 """
 
 from __future__ import annotations
@@ -15,43 +15,52 @@ from typing import Literal
 
 import numpy as np
 
-from kamera.engines.recipe import Part, Recipe, RowKey
-from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, match
-from kamera.engines.vllm.harvest import antecedent_name
+from kamera.engines.recipe import Part, Recipe, RowKey, antecedent_name
+from kamera.engines.recognise import Placeholder, Recognised, StoredSpan, computed_guarantee, match
 from kamera.ops import PatchBudget, ids_digest
 from kamera.store import OPENING, Context, ObjectInfo, chunks_of
 from kamera.trust import Guarantee, at_least, guarantee_named, weakest
 
-Least = Literal["exact", "patched", "survivor"]
+Least = Literal["exact", "patched", "survivor", "near"]
 """The least guarantee that a recognised prompt is served with."""
 
 _ORDERS = 32
-"""How many patches of a chunk behind one neighbour are searched for a survivor's: the newest ones."""
+"""How many orders that a chunk was computed behind are searched for a survivor's: the newest ones."""
+
+
+_Served = tuple[Guarantee, tuple[str, ...], RowKey, tuple[int, ...], RowKey | None]
+"""What stored KV of a chunk is worth in a prompt, its antecedents, its row, its lowest position where it was
+computed, and its patch."""
 
 
 class _AnchorTable:
-    """The chunks that are stored behind one anchor, and their patches, which have to meet the ``budget``."""
+    """What is stored behind one anchor: canonicals, patches that meet the ``budget``, and conditioned KV."""
 
     def __init__(self, context: Context, budget: PatchBudget) -> None:
         self.context, self._budget = context, budget
         self.anchor: RowKey | None = None
         self.chunks = Recognised(context)
-        self.patches: dict[tuple[str, tuple[str, ...]], tuple[RowKey, PatchBudget | None]] = {}
-        self.orders: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
+        self._canonicals: dict[str, tuple[int, ...]] = {}  # lowest positions
+        self._patches: dict[tuple[str, tuple[str, ...]], tuple[RowKey, PatchBudget | None]] = {}
+        self._computed: dict[tuple[str, tuple[str, ...]], _Served] = {}
+        self._orders: dict[str, list[tuple[str, ...]]] = defaultdict(list)
 
     def add(self, row: ObjectInfo) -> None:
         """Know a row of this context."""
         own, name = self.context, sys.intern(row.chunk_id)
+        antecedents = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
         if row.kind == "anchor":
             self.anchor = RowKey.of(own, "anchor", own.anchor)
         elif row.kind == "canonical":
-            self.chunks.add(row)
+            if self.chunks.add(row) and row.outline is not None:
+                self._canonicals[name] = row.outline.low
+        elif row.kind == "conditioned":
+            self._add_computed(row, name, antecedents)
         elif row.antecedents and not row.base:
-            antecedents = tuple(map(sys.intern, row.antecedents))  # thousands of rows name the same chunks
-            if (name, antecedents) not in self.patches:
-                self.orders[name, chunks_of(antecedents[-1:])[0]].append(antecedents)
+            if (name, antecedents) not in self._patches:
+                self._orders[name].append(antecedents)
             key = RowKey.of(own, "exact", name, antecedents, "", row.formed, row.created, self._budget.rank)
-            self.patches[name, antecedents] = key, row.budget
+            self._patches[name, antecedents] = key, row.budget
 
     def recipe(self, ids: np.ndarray, tokens: int, spans: Sequence[StoredSpan], least: Least) -> Recipe:
         """What is served of the chunks that follow an anchor of ``tokens`` tokens."""
@@ -62,55 +71,90 @@ class _AnchorTable:
             outline = row.outline
             assert outline is not None
             at = at or (tokens,) * len(outline.low)
-            offset = tuple(map(sub, at, outline.low))
-            guarantee, patch = self._choose(row, front, names, worth, least) if front else ("exact", None)
-            if not outline.advance or (patch is None and (front or any(offset))):
+            found = next(self._choices(row, at, front, names, worth, least), None)
+            if not outline.advance or found is None:
                 break
-            antecedents = () if patch is None else patch.antecedents
-            parts.append(
-                Part(
-                    row.chunk_id, tuple(whole[start:stop]), start, at, offset, guarantee, antecedents,
-                    RowKey.of(self.context, "canonical", row.chunk_id), patch,
-                )
-            )  # fmt: skip
+            guarantee, antecedents, kv, low, patch = found
+            offset = tuple(map(sub, at, low))
+            name, own = row.chunk_id, tuple(whole[start:stop])
+            parts.append(Part(name, own, start, at, offset, guarantee, antecedents, kv, patch))
             at = tuple(map(add, at, outline.advance))
-            front, names = (*front, row.chunk_id), (*names, antecedent_name(row.chunk_id, antecedents, names))
+            front, names = (*front, name), (*names, antecedent_name(name, antecedents, names))
             worth = weakest((worth, guarantee))
         return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts))
 
-    def _choose(
+    # -- inside --------------------------------------------------------------------------------
+
+    def _add_computed(self, row: ObjectInfo, name: str, antecedents: tuple[str, ...]) -> None:
+        guarantee, outline, old = (
+            computed_guarantee(row),
+            row.outline,
+            self._computed.get((name, antecedents)),
+        )
+        if guarantee is None or outline is None or not self.chunks.add(row):
+            return
+        if old is None:
+            self._orders[name].append(antecedents)
+        if old is None or at_least(guarantee, old[0]):
+            key = RowKey.of(self.context, "conditioned", name, antecedents, row.base)
+            self._computed[name, antecedents] = guarantee, antecedents, key, outline.low, None
+
+    def _choices(
         self,
         row: ObjectInfo,
+        at: tuple[int, ...],
         front: tuple[str, ...],
         names: tuple[str, ...],
         worth: Guarantee,
         least: Least,
-    ) -> tuple[Guarantee, RowKey | None]:
-        """The patch of a chunk behind the chunks ``front``, named ``names`` and worth ``worth``; or None."""
-        for guarantee, antecedents, floor in self._serving_choices(row.chunk_id, front, names, worth, least):
-            key, budget = self.patches.get((row.chunk_id, antecedents), (None, None))
-            if key is None or budget is None or not at_least(guarantee_named(key.formed), floor):
-                continue
-            if self._budget.is_met_by(budget, row.tokens):
-                return guarantee, key
-        return "exact", None
+    ) -> Iterator[_Served]:
+        """What a chunk at ``at`` behind the chunks ``front``, named ``names``, may be served, the best first.
 
-    def _serving_choices(
-        self, chunk_id: str, front: tuple[str, ...], names: tuple[str, ...], worth: Guarantee, least: Least
-    ) -> Iterator[tuple[Guarantee, tuple[str, ...], Guarantee]]:
-        """What a chunk may be served as, a patch's antecedents, and what it is formed behind at least."""
+        ``worth`` is the weakest guarantee among those.
+        """
+        name = row.chunk_id
+        if not front and self._canonicals.get(name) == at:
+            yield "exact", (), RowKey.of(self.context, "canonical", name), at, None
+        own = self._computed.get((name, names)) if front else None
+        if own is not None and (least != "exact" or own[0] == worth == "exact"):
+            yield own
         if least == "exact":
             return
-        for order in dict.fromkeys((front, names)):
-            yield "patched", order, weakest((worth, "patched"))
-        if least == "survivor":  # they end as ``front``, and knew more before it: the fewest first
-            orders = self.orders.get((chunk_id, front[-1]), [])[: -_ORDERS - 1 : -1]
-            for order in sorted((b for b in orders if chunks_of(b)[-len(front) - 1 :][1:] == front), key=len):
-                yield "survivor", order, "survivor"
+        for order in dict.fromkeys((front, names)) if front else ():
+            yield from self._patched(row, order, "patched", weakest((worth, "patched")))
+        orders = self._orders.get(name, [])[: -_ORDERS - 1 : -1] if at_least("survivor", least) else []
+        for lacks, _, order in sorted((_lacks(order, front), len(order), order) for order in orders):
+            if lacks and least == "survivor":
+                return  # it knew all of ``front``, and more; one that lacks some of it is near
+            guarantee: Guarantee = "near" if lacks else "survivor"
+            computed = self._computed.get((name, order))
+            if computed is not None:
+                yield guarantee, *computed[1:]
+            yield from self._patched(row, order, guarantee, "survivor")
+
+    def _patched(
+        self, row: ObjectInfo, order: tuple[str, ...], guarantee: Guarantee, floor: Guarantee
+    ) -> Iterator[_Served]:
+        """A canonical with the patch that is stored for ``order``, formed behind ``floor`` at least."""
+        name, low = row.chunk_id, self._canonicals.get(row.chunk_id)
+        key, budget = self._patches.get((name, order), (None, None))
+        if low is None or key is None or budget is None or not at_least(guarantee_named(key.formed), floor):
+            return
+        if self._budget.is_met_by(budget, row.tokens):
+            yield guarantee, order, RowKey.of(self.context, "canonical", name), low, key
+
+
+def _lacks(antecedents: tuple[str, ...], front: tuple[str, ...]) -> int:
+    """How many of the chunks in ``front`` are not among ``antecedents`` in this order, about."""
+    chunks = chunks_of(antecedents)
+    at = iter(chunks)
+    if all(name in at for name in front):
+        return 0
+    return max(1, len(set(front) - set(chunks)))
 
 
 class KnownPrompts:
-    """What one tenant has stored, as far as it is recognised: anchors, canonicals and exact patches.
+    """What one tenant has stored, as far as it is recognised: anchors, KV of chunks, and exact patches.
 
     It is made of rows, and can be made again at any time. Canonicals in codes are not in it. Not safe for
     several threads.
@@ -145,14 +189,17 @@ class KnownPrompts:
         """The recipe of a prompt of token ``ids`` for the model of ``fingerprint``; None: not recognised."""
         openings = (tuple(ids[:length].tolist()) for length in range(1, OPENING + 1))
         lengths = {n for opening in openings for n in self._lengths.get((fingerprint, opening), ())}
+        best = None
         for tokens in sorted(lengths, reverse=True):
             table = self._tables.get((fingerprint, ids_digest(ids[:tokens])))
             if table is not None and table.anchor is not None and tokens < len(ids):
-                spans = match(ids, media, table.chunks, tokens)
-                return table.recipe(ids, tokens, spans, least)
-        return None
+                recipe = table.recipe(ids, tokens, match(ids, media, table.chunks, tokens), least)
+                if best is None or recipe.borders[-1] > best.borders[-1]:
+                    best = recipe
+        return best
 
 
 def is_recognisable(row: ObjectInfo) -> bool:
     """True for a row by which a prompt may be recognised."""
-    return row.kind in ("anchor", "canonical", "exact") and not row.context.lossy
+    kinds = ("anchor", "canonical", "exact")
+    return not row.context.lossy and (row.kind in kinds or computed_guarantee(row) is not None)

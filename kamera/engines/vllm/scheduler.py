@@ -11,17 +11,18 @@ import numpy as np
 import torch
 
 from kamera.engines.recipe import Part, Recipe, RowKey
-from kamera.engines.recognise import Placeholder
+from kamera.engines.recognise import Placeholder, with_rest
 from kamera.engines.vllm.counts import Counts, origins
 from kamera.engines.vllm.harvest import HarvestChunk, part_names
 from kamera.engines.vllm.identity import EngineIdentity
+from kamera.engines.vllm.known import KnownPrompts
 from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
 from kamera.engines.vllm.serving import PageLoad, StoredRows, check_places, recipe_of, salt
 from kamera.engines.vllm.stores import Stores
 from kamera.errors import KameraError
-from kamera.ops import chunk_id
-from kamera.store import is_key
+from kamera.ops import chunk_id, ids_digest
+from kamera.store import Context, is_key
 from kamera.trust import prefilled_behind, weakest
 
 logger = logging.getLogger(__name__)
@@ -32,13 +33,14 @@ class _Request:
     """A request with a recipe, in the engine; its first ``local`` tokens stand in pages already.
 
     ``positions`` ``[axes, tokens]`` are those of its prompt. A ``recognised`` one came without a recipe: its
-    rows are known, and nothing of it is harvested.
+    rows are known. One that is not ``supplied`` is harvested alone.
     """
 
     request: Any
     recipe: Recipe
     positions: torch.Tensor
     recognised: bool = False
+    supplied: bool = True
     is_harvested: bool = False
     local: int = 0
     load: PageLoad | None = None
@@ -47,13 +49,17 @@ class _Request:
 
 @dataclass
 class SchedulerSide:
-    """Decides for each request how many leading tokens are supplied; reads rows alone. One thread uses it."""
+    """Decides for each request how many leading tokens are supplied; reads rows alone. One thread uses it.
+
+    ``opener`` is the token that opens turns: at it prompts without a recipe are cut.
+    """
 
     stores: Stores
     identity: EngineIdentity
     positions: Positions
     harvests: bool = True
     tables: PromptTables | None = None
+    opener: int | None = None
     rows: StoredRows = field(init=False)
     counts: Counts = field(default_factory=Counts)
     encodes: int = 0
@@ -95,12 +101,12 @@ class SchedulerSide:
         entry = self._requests.get(request.request_id)
         if entry is None or entry.has_failed:
             return 0
-        recipe = entry.recipe
+        recipe = entry.recipe.leading
         count = len(recipe.parts) if entry.recognised else self.rows.count_stored(request.request_id, recipe)
         if count is None:
             return None
         entry.local = computed
-        if count < 0:
+        if count < 0 or not entry.supplied:
             return 0
         stop = min(recipe.borders[count], request.num_prompt_tokens - 1)  # one is computed, for its logits
         return max(0, stop - computed)
@@ -163,11 +169,14 @@ class SchedulerSide:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _admit(self, request: Any, recipe: Recipe, recognised: bool = False) -> None:
+    def _admit(self, request: Any, recipe: Recipe) -> None:
         """Supply a request, apart from all that are supplied otherwise. Raises as `check_places`."""
-        positions = self.positions.of(request)
-        check_places(recipe, positions)
-        self._requests[request.request_id] = _Request(request, recipe, positions, recognised, recognised)
+        self._enter(_Request(request, recipe, self.positions.of(request)))
+
+    def _enter(self, entry: _Request) -> None:
+        request, recipe = entry.request, entry.recipe
+        check_places(recipe, entry.positions)
+        self._requests[request.request_id] = entry
         if recipe.salt != recipe.context.tenant:
             salt(request, recipe.salt)
 
@@ -186,13 +195,29 @@ class SchedulerSide:
             return False
         fingerprint, ids = self._fingerprints.pop(request.request_id), request.prompt_token_ids or ()
         try:
-            whole = np.array(ids, dtype="<i8")
-            recipe = table.recipe(fingerprint, whole, _pictures(request), self.tables.least)
-            if recipe is not None and recipe.borders[-1] - local >= self.tables.block:
-                self._admit(request, recipe, recognised=True)
+            self._recognise(request, fingerprint, np.array(ids, dtype="<i8"), table, local)
         except (KameraError, ValueError) as error:
             logger.warning("request %s is not served: %s", request.request_id, error)
         return True
+
+    def _recognise(
+        self, request: Any, fingerprint: str, ids: np.ndarray, table: KnownPrompts, local: int
+    ) -> None:
+        """Supply what is stored of a prompt, if that is more than vLLM has, and harvest the rest of it."""
+        assert self.tables is not None
+        pictures, tenant = _pictures(request), request.cache_salt or ""
+        recipe = table.recipe(fingerprint, ids, pictures, self.tables.least)
+        supplied = recipe is not None and recipe.borders[-1] - local >= self.tables.block
+        if recipe is None or not (supplied or recipe.salt == tenant):
+            own = Context(fingerprint, ids_digest(ids[:1]), tenant)
+            recipe = Recipe(own, None, tuple(ids[:1].tolist()), ())
+        if self.harvests and len(ids) > 1 and self.stores.of(tenant).kv == "as-is":
+            positions = self.positions.of(request)
+            stop = min([picture.start for picture in pictures], default=len(ids) - 1)
+            recipe = with_rest(recipe, ids, self.opener, stop, len(positions))
+        elif not supplied:
+            return
+        self._enter(_Request(request, recipe, self.positions.of(request), True, supplied))
 
 
 def _harvestable_chunks(entry: _Request, pages: tuple[int, ...]) -> list[HarvestChunk]:
@@ -201,11 +226,13 @@ def _harvestable_chunks(entry: _Request, pages: tuple[int, ...]) -> list[Harvest
     count = sum(part.stop <= stop for part in recipe.leading.parts)
     names, chunks = part_names(recipe, count), list[HarvestChunk]()
     own, length, positions = recipe.context, len(recipe.anchor_ids), entry.positions
-    if stop < length:
+    if stop < length or recipe.anchor is None:
         row = RowKey.of(own, "anchor", own.anchor)
         chunks.append(HarvestChunk(row, recipe.anchor_ids, 0, positions[:, :length], pages))
     for i, part in enumerate(recipe.parts[count:], count):
-        if part.start < stop or (inputs := _inputs(entry.request, recipe, part)) is None:
+        # what stands in pages already was computed there behind the same parts, but for what was supplied
+        was_supplied = part.start < stop and part.kv is not None
+        if was_supplied or (inputs := _inputs(entry.request, recipe, part)) is None:
             continue
         worths = [p.guarantee for p in recipe.parts[:count]]
         guarantee = weakest([*worths, *([prefilled_behind(weakest(worths))] if i > count else [])])

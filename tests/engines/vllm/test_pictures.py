@@ -268,10 +268,11 @@ def test_what_the_engine_computed_is_what_the_model_computes(bed):
     assert kv_distance(mine.kv, kv_map(theirs.kv, lambda t: t)) <= 1e-5
 
 
-def settled(window: EngineWindow, origins: set[str]) -> None:
-    """Wait until what the engine has computed is stored."""
+def settled(bed: Bed, window: EngineWindow, origins: set[str]) -> None:
+    """Wait until what the engine has computed is stored, the canonical of each chunk, too."""
     for _ in range(100):
-        if {slot.origin for slot in window.look()} <= origins:
+        kept = [bed.store.has(window.recipe().context, slot.chunk_id) for slot in window.slots]
+        if {slot.origin for slot in window.look()} <= origins and all(kept):
             return
         time.sleep(0.1)
     raise AssertionError([slot.origin for slot in window.slots])
@@ -310,7 +311,7 @@ def engine_session(bed: Bed, number: int) -> Session:
         window.append(frame.content)
     answer()
     window.keep()
-    settled(window, {"canonical", "stored"})
+    settled(bed, window, {"canonical", "stored"})
     answer()
     window.slide()
     shown.pop(0)
@@ -320,7 +321,7 @@ def engine_session(bed: Bed, number: int) -> Session:
         shown.append(i)
     answer()
     assert window.keep() == 2
-    settled(window, {"canonical", "survivor", "stored"})
+    settled(bed, window, {"canonical", "survivor", "stored"})
     answer()
     window.evict(1)
     window.generate("value of tag A?", 1)

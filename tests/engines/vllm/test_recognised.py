@@ -187,7 +187,7 @@ def test_a_picture_that_the_engine_has_harvested_is_known(bed, named):
         del given["multi_modal_uuids"]
     cold = ask(bed.llm, given, recipe.to_json())
     for _ in range(100):
-        if bed.store.has(recipe.context, chunk.id):
+        if bed.store.ls("canonical", chunk_id=chunk.id):  # which a moment ago was a file without a row
             break
         time.sleep(0.1)
     (row,) = bed.store.ls("canonical", chunk_id=chunk.id)
