@@ -19,6 +19,7 @@ QUICK = {
     "speed serve": ["serve", *TINY],
     "serve load": ["load", "--clients", "2", "--requests", "3", "--rounds", "1"],
     "serve clients": ["clients", "--turns", "2", "--layers", "1"],
+    "orders": ["--model", "testbed", "--documents", "1", "--chunks", "2", "--samples", "1"],
     "reliability": ["fuzz", "kills", "--size", "2"],
 }
 
