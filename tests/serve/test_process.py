@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from kamera import ReusePolicy, testbed
 from kamera.cli import main
+from kamera.serve import Front, Within
 from tests.serve.rig import SYSTEM, Served, as_chat, frames, said, serving, user
 
 CHAT = "/v1/chat/completions"
@@ -154,3 +157,31 @@ def test_a_server_finds_what_other_conversations_had_behind_headers_of_their_own
             ran.append(1 - usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
             served.front.service._pools[""].flush()
     assert ran[0] > 0.95 and ran[2] <= 0.2
+
+
+def test_the_options_of_a_pool_reach_it_and_each_request_is_a_line(monkeypatch, capsys):
+    """Agents with headers of their own, on a server with room for two sessions; none listens on its port."""
+    rules = " ".join(f"tag {i} is read by camera {i % 7};" for i in range(40))
+
+    def ask(front: Front, listener: socket.socket, say: object) -> None:
+        listener.close()
+        service, within = front.service, Within(front.service)
+        for name in ("ann", "bob", "cyd"):
+            talk = [{"role": "system", "content": f"You are {name}, an agent. {rules}"}, user("tag 3?")]
+            within.complete({"model": "testbed", "messages": talk, "max_tokens": 4, "temperature": 0})
+            service._pools[""].flush()
+        pool, counts = service._pools[""], service.counts("")
+        assert counts["sessions"] == 2 and counts["evicted_count"] == 1 and pool.min_tokens == 7
+        front.close()
+
+    monkeypatch.setattr("kamera.serve.run", ask)
+    bounds = ["--min-tokens", "7", "--max-sessions", "2", "--log-requests", "--port", "0", "-q"]
+    log = logging.getLogger("kamera.sessions")
+    before = [*log.handlers], log.level
+    try:
+        assert main(["serve", "testbed", "--reuse", "--minimum", "near", *bounds]) == 0
+    finally:
+        log.handlers, log.level = before
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("session ")]
+    assert len(lines) == 3 and not any("camera" in line for line in lines)
+    assert ": 0 of" in lines[0] and " near" in lines[2]
