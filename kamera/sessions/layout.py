@@ -309,7 +309,9 @@ def prompt_of_messages(prompt: Rendered, messages: int) -> Rendered:
     stop = next((i for i, segment in enumerate(prompt.segments) if segment.messages[1] > messages), last)
     if stop == last:
         return prompt
-    return replace(prompt, segments=prompt.segments[:stop], stable=prompt.segments[stop].start)
+    end = prompt.segments[stop].start
+    texts = tuple([(start, min(text_end, end)) for start, text_end in prompt.texts if start < end])
+    return replace(prompt, segments=prompt.segments[:stop], stable=end, texts=texts)
 
 
 def _new_indices(old_layout: Layout, prompt: Rendered) -> dict[int, int]:

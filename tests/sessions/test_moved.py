@@ -9,6 +9,7 @@ import pytest
 
 from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool
 from kamera.content import Conversations
+from kamera.edits import policies
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, speaking
 
@@ -127,3 +128,14 @@ def test_the_log_tells_a_system_prompt_a_prefix_an_edit_and_nothing_apart(caplog
     assert " 0 of " in lines[0] and " 0 of " not in "".join(lines[1:])
     assert f"{turn.usage.cached_tokens} of {turn.usage.prompt_tokens} tokens at hand" in lines[-1]
     assert turn.usage.cached_tokens > 150
+
+
+def test_a_departure_is_prepared_behind_texts_that_were_cut_anew(caplog):
+    chat = ChatSession(
+        speaking("headers"), ChunkStore.open("memory://"), reuse=True, edit_policy=policies.keep_ends(0, 3)
+    )
+    for number in range(5):
+        turn = chat.send(f"Case {number * 37}, page {number}. {RULES[:400]}", **GREEDY)
+        chat.flush()
+    assert chat.state.layout.prompt.cuts and turn.report.anticipated
+    assert "later work failed" not in caplog.text
