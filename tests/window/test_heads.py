@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kamera import Chunk, ReusePolicy
 from kamera.window import Arrange, former_of
 from tests.engines.compare import relative
-from tests.models import samples
-from tests.window.rig import FULL_RANK, QUESTION, Prefilled, make, rig
+from tests.models import samples, tiny
+from tests.window.rig import FULL_RANK, QUESTION, Prefilled, make, rig, watching
 
 EXACT = ReusePolicy.exact()
 FORM = ReusePolicy(rank=FULL_RANK, patch_bytes=None, forms="always")
@@ -78,3 +78,25 @@ def test_any_edits_of_texts_equal_a_reprefill(data):
         report = window.run(Arrange(order))
         assert report.tokens_recomputed == planned.cost.tokens
         assert off(window, chunks) <= 1e-4
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("moves", [False, True], ids=["another", "moved"])
+@pytest.mark.parametrize("family", tiny.of_each_kind(samples.PICTURED))
+def test_words_in_front_of_a_picture_do_not_run_again_for_another_one_in_its_place(family, moves):
+    backbone, words = tiny.backbone(family), torch.tensor([20, 21])
+
+    def chunk(seed: int, wide: bool) -> Chunk:
+        ids, inputs = samples.sample(family, seed, wide=wide)
+        return samples.chunk(backbone, samples.Sample(torch.cat((words, ids[2:])), inputs))
+
+    first, other, tail = chunk(0, False), chunk(1, True), chunk(2, False)
+    shown = [first, other, tail] if moves else [first, tail]
+    window = make(backbone, None, *shown, policy=ReusePolicy.exact())
+    with watching(backbone) as seen:
+        order = [window.slots[1], first, window.slots[2]] if moves else [other, window.slots[1]]
+        window.run(window.plan(Arrange(order, "exact", archive=False)))
+    chunks = [other, first, tail] if moves else [other, tail]
+    tokens = sum(one.num_tokens for one in chunks)
+    assert seen.tokens == tokens - (3 if backbone.facts.joins else 0)
+    assert off(window, chunks) <= 1e-4
