@@ -497,12 +497,16 @@ class SessionPool:
                 self._counts[tenant, "opened"] += entry is None
                 session = open_session(incoming.anchors, incoming.manner, state)
                 entry = self._entries[tenant, name] = Entry(session)
-            entry.busy, entry.session.manner, entry.how = True, incoming.manner, how
+            manner = incoming.manner
+            was_edited = how != "by_id" and entry.session.manner.mode == "forget"
+            if manner.mode == "amortize" and (how == "by_edit" or was_edited):
+                manner = replace(manner, mode="forget")  # by whom is not told, now or in an earlier request
+            entry.busy, entry.session.manner, entry.how = True, manner, how
             entry.has_client_id = entry.has_client_id or session_id is not None
             return name, entry
 
     def _match(self, incoming: Incoming, prompt: Rendered, tails: frozenset[str]) -> Match:
-        sessions = candidates(self._entries, incoming.tenant, incoming.manner.kind)
+        sessions = candidates(self._entries, incoming.tenant, incoming.manner)
         if incoming.after is None:
             match = best_match(prompt, sessions, self.min_tokens, tails)
         else:
@@ -524,7 +528,7 @@ class SessionPool:
         self._let_go(tenant, name)
         with self._lock:
             memory_ids = {name for whose, name in self._entries if whose == tenant}
-            sessions = candidates(self._entries, tenant, manner.kind)
+            sessions = candidates(self._entries, tenant, manner)
             lasts = {self._entries[tenant, name].session.state.last for name in sessions}
         if name in memory_ids:
             return None

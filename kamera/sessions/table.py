@@ -29,6 +29,7 @@ from kamera.sessions.layout import (
     OF_THE_PROMPT,
     Layout,
     Manner,
+    SessionMode,
     count_anchor_segments,
     laxest_treatment,
     system_ids,
@@ -66,14 +67,16 @@ class Match:
     tainted: int = 0
 
 
-def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Candidate | None:
-    """The session as a candidate; None if it has no window."""
+def candidate(
+    session: ChatSession, mode: SessionMode, tails: frozenset[str] = frozenset()
+) -> Candidate | None:
+    """The session as a candidate for a request under ``mode``; None if it has no window."""
     state = session.state  # another thread may replace it
     layout, window = state.layout, state.window
     if layout is None or window is None:
         return None
     policy = window.policy
-    on_leave = laxest_treatment(session.manner.mode, policy.minimum)
+    on_leave = laxest_treatment(mode, policy.minimum)
     return Candidate(layout, worth_to_others(window), on_leave, tails)
 
 
@@ -86,9 +89,10 @@ def best_match(
     ``min_tokens`` after the system prompt; where none does, one that holds as many of the prompt's tokens at
     other places is edited: it is the same conversation, and a second session would only take memory. Of
     equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
-    an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
-    edited in a mode that would leave such KV. A new session may still begin with
-    what another has of its prompt (`kamera.sessions.layout`).
+    an edit) serves its owner only, whom the prompt's ``tails`` tell. Where an edit would leave such KV, it
+    is made for its owner; for whom the tails do not tell all behind the change is prefilled
+    (`SessionPool`). A new session may still begin with what another has of its prompt
+    (`kamera.sessions.layout`).
     """
     least, tainted = max(min_tokens, 1), 0
     best = dict.fromkeys(("prefix", "edit", "alike"), Match(saved_tokens=-1))
@@ -98,15 +102,16 @@ def best_match(
         cut_prompt = prompt.cut_as(session.layout.prompt)
         prefix, size = _prefix(session.layout, cut_prompt)
         knows = session.guarantee not in OF_THE_PROMPT
-        if knows or (prefix < size and session.on_leave == "keep"):
-            if tails & session.tails and _goes_on(session.layout.prompt, cut_prompt):
-                return Match(name, "by_owner")
+        is_kept = knows or (prefix < size and session.on_leave == "keep")
+        if is_kept and tails & session.tails and _goes_on(session.layout.prompt, cut_prompt):
+            return Match(name, "by_owner")
+        if knows:
             tainted += 1
         elif prefix == size:
             best["prefix"] = max(best["prefix"], Match(name, "by_prefix", prefix), key=_saved_tokens)
         else:
             both = _common(session.layout, cut_prompt)
-            edit = prefix if session.on_leave == "exact" else both
+            edit = both if session.on_leave == "repair" else prefix  # "keep" is for its owner alone
             best["edit"] = max(best["edit"], Match(name, "by_edit", edit), key=_saved_tokens)
             best["alike"] = max(best["alike"], Match(name, "by_edit", both), key=_saved_tokens)
     for way, enough in (("prefix", 1), ("edit", least), ("alike", least)):
@@ -166,12 +171,13 @@ Entries = OrderedDict[tuple[str, str], Entry]
 """By tenant and id."""
 
 
-def candidates(entries: Entries, tenant: str, kind: str) -> dict[str, Candidate]:
-    """Sessions that a prompt with tools of ``kind`` may go to, the last used first."""
+def candidates(entries: Entries, tenant: str, manner: Manner) -> dict[str, Candidate]:
+    """Sessions that a prompt under ``manner`` may go to, those with its tools, the last used first."""
     sessions: dict[str, Candidate] = {}
     for (whose, name), entry in reversed(entries.items()):
-        if whose == tenant and entry.session.manner.kind == kind:
-            session_candidate = candidate(entry.session, frozenset() if entry.has_client_id else entry.tails)
+        if whose == tenant and entry.session.manner.kind == manner.kind:
+            tails = frozenset[str]() if entry.has_client_id else entry.tails
+            session_candidate = candidate(entry.session, manner.mode, tails)
             sessions |= {} if session_candidate is None else {name: session_candidate}
     return sessions
 

@@ -45,7 +45,7 @@ def shown():
         (_shot(b"abc"), UnreadableMedia, "3 bytes cannot be read"),
         (_shot("https://example.com/a.png"), UnreadableMedia, "fetches nothing"),
         (_shot("data:image/png;base64,AAAA"), UnreadableMedia, "cannot be read"),
-        ({"role": "user", "content": [{"type": "audio"}]}, ModalityNotSupported, "none of text, image"),
+        ({"role": "user", "content": [{"type": "audio"}]}, ModalityNotSupported, "is audio"),
         ({"role": "user", "content": 7}, ModalityNotSupported, "template refuses"),
         ({"content": "x"}, ValueError, "message 0 has the role None"),
         (["x"], ValueError, "message 0 is 'x'"),

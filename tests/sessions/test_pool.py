@@ -82,7 +82,7 @@ def test_a_conversation_under_another_system_prompt_has_a_session_of_its_own():
 def test_only_kv_of_the_prompt_alone_goes_to_others(guarantee):
     pool = _pool()
     name = pool.send(TALK, **GREEDY).session_id
-    held = replace(candidate(pool.session(name)), guarantee=guarantee)
+    held = replace(candidate(pool.session(name), "auto"), guarantee=guarantee)
     found = best_match(held.layout.prompt, {name: held}, 1)
     assert (found.name == name) == (guarantee in ("exact", "patched", "orbit"))
     assert found.tainted == (found.name is None)

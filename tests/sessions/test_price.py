@@ -166,3 +166,29 @@ def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model
     assert report.forwards == 1 or not own.facts.joins
     plain = Prefilled(own, chunks)
     assert max(worst(live(window, i), plain.kv(i)) for i in range(len(chunks))) <= 1e-4
+
+
+@pytest.mark.parametrize("mode", ["amortize", "auto"])
+def test_a_client_without_an_id_whose_answers_are_not_ours_pays_for_what_is_new(backbone, mode):
+    """Old messages leave its history at each step, and its id and our answers tell nobody whose it is."""
+    pool = SessionPool(backbone, ChunkStore.open("memory://"), mode=mode)
+    system = {"role": "system", "content": "You watch tags."}
+    full, run, cached, seen = [system], 0, 0, [list[int]()]
+    for step in range(10):
+        text = f"Step {step}: tag 3 was moved from value {step} to value {step + 5}. What is its value?"
+        full.append({"role": "user", "content": text})
+        history = [system, *full[1:][-5:]]
+        with watching(backbone) as counted:
+            turn = pool.send(history, **OPTIONS)
+            before_answer = counted.tokens - ANSWER
+        pool.flush()
+        window = pool.session(turn.session_id).window
+        assert weakest(slot.guarantee for slot in window.slots) == "exact"
+        prompt = pool.session(turn.session_id).prompt_ids.tolist()[: turn.usage.prompt_tokens]
+        assert turn.usage.prompt_tokens - turn.usage.cached_tokens == before_answer
+        if step > 4:  # its habit is known
+            run += before_answer
+            cached += len(prompt) - max(common_prefix(prompt, other) for other in seen)
+        seen.append(prompt)
+        full.append({"role": "assistant", "content": f"The client's own words, number {step}."})
+    assert run <= 0.6 * cached
