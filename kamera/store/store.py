@@ -686,8 +686,8 @@ class ChunkStore:
 
     @property
     def has_remote(self) -> bool:
-        """True if objects may be further away than this machine: see `read_ahead`."""
-        return self._tiers.remote is not None
+        """True if objects may be further away than this machine: see `read_ahead`. A closed store has none."""
+        return not isinstance(self._tiers, forks.Gone) and self._tiers.remote is not None
 
     def read_ahead(self, infos: Sequence[ObjectInfo]) -> contextlib.AbstractContextManager[None]:
         """Context in which objects come from the remote, several at once, while the caller goes on.
