@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add, sub
 from typing import Any
@@ -170,7 +170,7 @@ class EngineWindow:
         self._places = RowPlaces(len(self._anchor), {})
         self._chunks: Mapping[str, PromptChunk] = {}  # those that were in it
         self._prefilled_ids: set[str] = set()  # of all forks: the engine was asked for their canonicals
-        self._lost_ids: set[str] = set()  # of all forks: it computed them, and stored nothing
+        self._lost_ids: set[str] = set()  # of all forks: they were waited for, and it has stored none yet
         self.filled = 0
         """Tokens that the last `arrange` had the engine compute in prompts of their own."""
         self._seats = Seats((), (0,))
@@ -225,9 +225,9 @@ class EngineWindow:
         """Make the window hold these slots of its own and these new chunks, under ``policy`` from now on.
 
         ``pictures`` are those of new chunks, by chunk id. What leaves is forgotten. If it ``fills``, the
-        engine first prefills new texts in front of chunks that stay, with prompts of their own, and stores
-        them: so the chunks behind are supplied, not computed again. Raises WindowFull, and UnknownSlot for a
-        slot of an earlier state.
+        engine first prefills new texts in front of chunks that stay, with prompts of their own, and what it
+        has yet to store of these is waited for: so they are supplied, not computed again. Raises WindowFull,
+        and UnknownSlot for a slot of an earlier state.
         """
         policy = self.policy if policy is None else policy
         pairs = zip(self.slots, self._seats.seats, strict=True)
@@ -239,6 +239,8 @@ class EngineWindow:
         items = [item.id if isinstance(item, Chunk) else seats[item.start, item.chunk_id] for item in order]
         self._view(self._seats).check_room([chunks[w].newcomer if isinstance(w, str) else w for w in items])
         self._chunks, self.policy, self.filled = chunks, policy, 0
+        if fills:
+            self._await(items)
         while fills and (hole := self._hole(items)):
             fills = self._fill(hole, items)
         self._arrange(items)
@@ -368,9 +370,38 @@ class EngineWindow:
         stop = next((i for i in range(start, len(seats)) if self._is_stored(items[i])), len(seats))
         gained = sum([seats[i].length for i in range(stop, len(seats)) if self._is_stored(items[i])])
         images = any(self._chunks[seat.chunk_id].images for seat in seats[:stop])
-        self._lost_ids.difference_update(seat.chunk_id for seat in seats[:start])  # it was late
-        lost = not self._lost_ids.isdisjoint(seat.chunk_id for seat in seats[start:stop])
-        return None if stop == start or gained < GLUE or images or lost else Seats(seats[:stop], (0,))
+        is_vain = stop == start or gained < GLUE or images or bool(self._lost_ids)
+        return None if is_vain else Seats(seats[:stop], (0,))
+
+    def _await(self, items: Sequence[Seat | str]) -> None:
+        """Wait for what the engine has computed of chunks that stay while those before them change.
+
+        Where none changes they stand in the engine's own pages.
+        """
+        mine = [item for item in items if isinstance(item, Seat) and item.origin == "computed"]
+        stored = [seat for seat in mine if self._is_stored(seat)]
+        if stored:
+            self._lost_ids.clear()  # it was late
+        pairs = zip(items, self._place(items).seats, strict=True)
+        moved = [
+            old
+            for old, new in pairs
+            if isinstance(old, Seat) and old.source.antecedents != new.source.antecedents
+        ]
+        awaited = [seat for seat in moved if seat in mine and seat not in stored]
+        if self.policy.on_leave != "keep" or not self.policy.moves or self._lost_ids:
+            return
+        self._wait(lambda: [seat.chunk_id for seat in awaited if not self._is_stored(seat)])
+
+    def _wait(self, lacking: Callable[[], list[str]]) -> bool:
+        """Wait until nothing is ``lacking``; False if the engine does not store it, which is remembered."""
+        until = time.monotonic() + _PATIENCE
+        while missing_ids := lacking():
+            if time.monotonic() > until:
+                self._lost_ids.update(missing_ids)
+                return False
+            time.sleep(0.01)
+        return True
 
     def _is_stored(self, item: Seat | str) -> bool:
         """True for a chunk that may stay, on KV that is stored."""
@@ -385,21 +416,15 @@ class EngineWindow:
     def _fill(self, seats: Seats, items: Sequence[Seat | str]) -> bool:
         """Have the engine compute the last of these chunks now, and wait until it has stored them.
 
-        False if it does not: it is not asked again for them.
+        False if it does not: it is not asked again, as long as it stores nothing.
         """
         prompt = self._prompt(seats, Dialogue(_NO_IDS, ()), 1)
         answer = join_pieces(self.engine.stream(prompt))
         for account in open_accounts():
             account.add(answer.cost)
         self.filled += answer.prompt_tokens - answer.cached_tokens
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            placed = self._place(items[: len(seats.seats)])
-            if all(seat.origin != "computed" for seat in placed.seats):
-                return True
-            time.sleep(0.01)
-        self._lost_ids.update(s.chunk_id for s in placed.seats if s.origin == "computed")
-        return False
+        front = items[: len(seats.seats)]
+        return self._wait(lambda: [s.chunk_id for s in self._place(front).seats if s.origin == "computed"])
 
     def _run_later(self, seats: Seats) -> None:
         """Have the engine prefill chunks for what it then stores: pictures in a message, texts as tokens."""
