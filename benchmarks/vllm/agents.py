@@ -3,7 +3,7 @@
 The agents of ``benchmarks.price``: each step sends the whole history, of which the last three pages stay; old
 ones are dropped, or a placeholder stands for them. Counted is what an engine's scheduler handed to its model.
 Far off is KL(cold ‖ served) of the answer's first token, in nats over the likeliest tokens that both tell:
-cold is the same engine under a salt of its own, which finds nothing.
+cold is the same engine under a salt of its own, which finds nothing, or the plain model.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import report
 from benchmarks.price.clients import Messages, clients
@@ -72,18 +74,17 @@ def rows(options: Namespace) -> Iterator[report.Row]:
     """A row for each agent and arm."""
     context = multiprocessing.get_context("spawn")
     for agent in AGENTS:
-        served: dict[str, list[Step]] = {}
         for arm in options.arms or ARMS:
             with context.Pool(1) as pool:  # an engine does not give back all that it takes
-                served[arm] = pool.apply(steps, (arm, agent, options.turns))
-            yield {"old pages": agent, "arm": arm, **summed(served[arm], served.get(INSIDE))}
+                done = pool.apply(steps, (arm, agent, options.turns))
+            yield {"old pages": agent, "arm": arm, **summed(done)}
             report.progress(f"{agent}, {arm}")
 
 
-def summed(done: list[Step], inside: list[Step] | None) -> report.Row:
-    """Sums over the steps; ``inside``: what the same session says without vLLM."""
+def summed(done: list[Step]) -> report.Row:
+    """Sums over the steps."""
     far = [divergence(step.cold, step.served) for step in done]
-    row: dict[str, Any] = {
+    return {
         "steps": len(done),
         "prompt tokens": sum(step.prompt for step in done),
         "run": sum(step.now for step in done),
@@ -92,10 +93,6 @@ def summed(done: list[Step], inside: list[Step] | None) -> report.Row:
         "KL to cold, largest": round(max(far), 4),
         "first token as cold": sum(likeliest(step.cold) == likeliest(step.served) for step in done),
     }
-    if inside is not None:
-        pairs = zip(inside, done, strict=True)
-        row["KL to the session without vLLM, largest"] = max(divergence(a.served, b.served) for a, b in pairs)
-    return row
 
 
 def likeliest(tokens: Likeliest) -> int:
@@ -134,7 +131,10 @@ def inside(backbone: Backbone) -> Callable[[Messages], Step]:
         later = session.usage().background.tokens - before
         assert turn.logprobs is not None, "they were asked for"
         served = dict(turn.logprobs[0].likeliest)
-        return Step(turn.usage.prompt_tokens, turn.report.prefilled, later, served, served)
+        with torch.no_grad():
+            plain = backbone.model(session.prompt_ids[None]).logits[0, -1].log_softmax(-1)
+        cold = dict(zip(*(t.tolist() for t in plain.topk(LIKELIEST)[::-1]), strict=True))
+        return Step(turn.usage.prompt_tokens, turn.report.prefilled, later, served, cold)
 
     return step
 

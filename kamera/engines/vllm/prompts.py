@@ -21,11 +21,11 @@ _ROWS = 1 << 17
 """Most rows that the tables of all tenants hold together. A table that is made anew holds the newest half."""
 
 _TENANTS = 256
-_REST, _SHARE = 0.1, 5.0
+_REST, _SHARE = 0.1, 3.0
 """Seconds between two looks at a tenant's rows, at least, and at least as a multiple of what a look takes."""
 
-_SHORT = 0.25
-"""Seconds of a look that a prompt waits for; the first look at a store is no measure of the next ones."""
+_PATIENCE = 0.5
+"""Seconds that a prompt waits for a look."""
 
 _FEW = 256
 """New rows that a table takes up; for more it is made again, aside."""
@@ -52,7 +52,7 @@ class _Tenant:
     count: int = 0
     last: str = ""
     next_look: float = 0.0
-    seconds: float = 0.0
+    began: float = 0.0
     future: Future[_Look] | None = None
 
 
@@ -74,7 +74,7 @@ class PromptTables:
     def of(self, tenant: str) -> KnownPrompts | None:
         """What a tenant has stored; None while its store is looked at, so that a prompt finds the last one's.
 
-        A look that is likely to take long is waited for only if it is the first.
+        A look that takes long is waited for only if it is the first.
         """
         mine = self._tenants.setdefault(tenant, _Tenant())
         self._tenants.move_to_end(tenant)
@@ -83,7 +83,8 @@ class PromptTables:
             self._trim()
         if mine.future is None and time.monotonic() >= mine.next_look:
             mine.future = self._pool.submit(self._look, tenant, mine.count, mine.last)
-        return None if mine.future is not None and mine.seconds < _SHORT else mine.table
+            mine.began = time.monotonic()
+        return None if mine.future is not None and time.monotonic() < mine.began + _PATIENCE else mine.table
 
     def forget(self, context: Context) -> None:
         """Recognise nothing behind an anchor until its rows are read again: one of them was wrong."""
@@ -99,8 +100,8 @@ class PromptTables:
     # -- inside --------------------------------------------------------------------------------
 
     def _take(self, mine: _Tenant, look: _Look) -> None:
-        mine.seconds = 0.0 if mine.table is None else look.seconds
-        mine.future, mine.next_look = None, time.monotonic() + max(_REST, _SHARE * mine.seconds)
+        seconds = 0.0 if mine.table is None else look.seconds  # the first look takes longer than any other
+        mine.future, mine.next_look = None, time.monotonic() + max(_REST, _SHARE * seconds)
         if look.table is not None:
             mine.table = look.table
         elif not mine.count:
