@@ -83,6 +83,12 @@ class _AnchorTable:
             worth = weakest((worth, guarantee))
         return Recipe(self.context, self.anchor, tuple(whole[:tokens]), tuple(parts))
 
+    def knows(self, name: str, antecedents: tuple[str, ...]) -> bool:
+        """True if KV of a chunk behind ``antecedents`` is stored, or a patch."""
+        if not antecedents:
+            return name in self._canonicals or name == self.context.anchor
+        return (name, antecedents) in self._computed or (name, antecedents) in self._patches
+
     # -- inside --------------------------------------------------------------------------------
 
     def _add_computed(self, row: ObjectInfo, name: str, antecedents: tuple[str, ...]) -> None:
@@ -182,6 +188,12 @@ class KnownPrompts:
     def forget(self, context: Context) -> None:
         """Recognise nothing behind an anchor until its rows are added again: one of them was wrong."""
         self._tables.pop((context.fingerprint, context.anchor), None)
+
+    def knows(self, row: RowKey) -> bool:
+        """True for what a harvest stores of a chunk, once its row was added."""
+        own = row.context
+        table = self._tables.get((own.fingerprint, own.anchor))
+        return table is not None and table.knows(row.chunk_id, row.antecedents)
 
     def recipe(
         self, fingerprint: str, ids: np.ndarray, media: Sequence[Placeholder], least: Least

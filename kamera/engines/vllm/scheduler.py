@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,12 @@ from kamera.store import Context, is_key
 from kamera.trust import prefilled_behind, weakest
 
 logger = logging.getLogger(__name__)
+
+_MOST = 4096
+"""Chunks remembered as about to be stored, at most, before those are forgotten of which the time is over."""
+
+_PATIENCE = 1.0
+"""Seconds that a prompt waits, at most, for what workers are about to store of the prompts before it."""
 
 
 @dataclass
@@ -69,6 +76,10 @@ class SchedulerSide:
         self._requests: dict[str, _Request] = {}
         self._fingerprints: dict[str, str] = {}
         self._loads: list[PageLoad] = []
+        # what workers are to store, by tenant and chunk, and until when it may be waited for
+        self._coming: dict[tuple[str, str], tuple[RowKey, float]] = {}
+        # requests that wait for it: rows that were known when they were last looked at, and the end of that
+        self._waiting: dict[str, tuple[int, float]] = {}
 
     def arrive(self, request: Any, local: int = 0) -> None:
         """A new request: read its recipe, and salt its prefix by what is to be supplied.
@@ -139,7 +150,10 @@ class SchedulerSide:
             if entry.request.num_computed_tokens + tokens >= len(entry.recipe.ids):
                 entry.is_harvested = True
                 (block_ids,) = pages.get_block_ids(request_id)
-                chunks += _harvestable_chunks(entry, tuple(block_ids))
+                harvested = _harvestable_chunks(entry, tuple(block_ids))
+                chunks += harvested
+                if entry.recognised:
+                    self._expect([chunk.row for chunk in harvested])
         return tuple(chunks)
 
     def count_loaded(self, request_ids: Collection[str]) -> None:
@@ -165,6 +179,7 @@ class SchedulerSide:
         """A request is over."""
         self._requests.pop(request_id, None)
         self._fingerprints.pop(request_id, None)
+        self._waiting.pop(request_id, None)
         self.rows.drop(request_id)
 
     # -- inside --------------------------------------------------------------------------------
@@ -188,22 +203,33 @@ class SchedulerSide:
         self._decide(request, local)
 
     def _decide(self, request: Any, local: int) -> bool:
-        """Recognise a prompt of which ``local`` tokens stand in pages; False while its store is read."""
+        """Recognise a prompt of which ``local`` tokens stand in pages; False while its store is read.
+
+        Or written: what the prompt before it left may be about to be stored.
+        """
         assert self.tables is not None
-        table = self.tables.of(request.cache_salt or "")
-        if table is None:
+        table, name = self.tables.of(request.cache_salt or ""), request.request_id
+        now = time.monotonic()
+        rows, until = self._waiting.get(name, (-1, now + _PATIENCE))
+        if table is None or (table.rows == rows and now < until):
             return False
-        fingerprint, ids = self._fingerprints.pop(request.request_id), request.prompt_token_ids or ()
         try:
-            self._recognise(request, fingerprint, np.array(ids, dtype="<i8"), table, local)
+            ids = np.array(request.prompt_token_ids or (), dtype="<i8")
+            entry = self._recognise(request, self._fingerprints[name], ids, table, local)
+            if entry is not None and now < until and self._is_coming(entry.recipe, table, local):
+                self._waiting[name] = table.rows, until
+                return False
+            if entry is not None:
+                self._enter(entry)
         except (KameraError, ValueError) as error:
-            logger.warning("request %s is not served: %s", request.request_id, error)
+            logger.warning("request %s is not served: %s", name, error)
+        del self._fingerprints[name]
         return True
 
     def _recognise(
         self, request: Any, fingerprint: str, ids: np.ndarray, table: KnownPrompts, local: int
-    ) -> None:
-        """Supply what is stored of a prompt, if that is more than vLLM has, and harvest the rest of it."""
+    ) -> _Request | None:
+        """What is stored of a prompt, if that is more than vLLM has, and the rest of it, to be harvested."""
         assert self.tables is not None
         pictures, tenant = _pictures(request), request.cache_salt or ""
         recipe = table.recipe(fingerprint, ids, pictures, self.tables.least)
@@ -216,8 +242,23 @@ class SchedulerSide:
             stop = min([picture.start for picture in pictures], default=len(ids) - 1)
             recipe = with_rest(recipe, ids, self.opener, stop, len(positions))
         elif not supplied:
-            return
-        self._enter(_Request(request, recipe, self.positions.of(request), True, supplied))
+            return None
+        return _Request(request, recipe, self.positions.of(request), True, supplied)
+
+    def _expect(self, rows: Sequence[RowKey]) -> None:
+        """Workers are about to store these."""
+        now = time.monotonic()
+        if len(self._coming) > _MOST:
+            self._coming = {name: one for name, one in self._coming.items() if one[1] > now}
+        self._coming |= {(row.context.tenant, row.chunk_id): (row, now + _PATIENCE) for row in rows}
+
+    def _is_coming(self, recipe: Recipe, table: KnownPrompts, local: int) -> bool:
+        """True if the first chunk that is neither stored nor in pages is about to be stored."""
+        part = next((part for part in recipe.parts if part.missing), None)
+        if part is None or part.stop <= local:
+            return False
+        row, until = self._coming.get((recipe.context.tenant, part.chunk_id), (None, 0.0))
+        return row is not None and time.monotonic() < until and not table.knows(row)
 
 
 def _harvestable_chunks(entry: _Request, pages: tuple[int, ...]) -> list[HarvestChunk]:

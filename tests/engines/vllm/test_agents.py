@@ -117,21 +117,19 @@ def test_a_plain_client_is_recognised_and_another_tenant_is_not(bed):
     def ask(messages: Messages, salt: str) -> int:
         given, before = {"prompt_token_ids": bed.ids(messages), "cache_salt": salt}, bed.ran.tokens
         sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        bed.heard.generate([given], sampling, use_tqdm=False)
-        idle()
+        bed.heard.generate([given], sampling, use_tqdm=False)  # at once: what the last one left is waited for
         return bed.ran.tokens - before
 
     guarantees = set()
     for number, (sent, added) in enumerate(steps("dropped", "Anna")):
+        ids, system = bed.ids(sent), bed.ids(sent[:1]) if not number else []
+        assert ask(sent, "plain") <= len(system) + bed.new(added) + SPARE
         while (known := tables.of("plain")) is None:
             time.sleep(0.01)
-        system = bed.ids(sent[:1]) if not number else []
-        assert ask(sent, "plain") <= len(system) + bed.new(added) + SPARE
-        ids = bed.ids(sent)
         if number > 3:
             recipe = known.recipe(bed.backbone.fingerprint, torch.tensor(ids).numpy(), (), "survivor")
             guarantees |= {part.guarantee for part in recipe.parts}
             shown = bed.shown(recipe, ids[len(recipe.ids) :], "plain")
             assert divergence(shown, bed.heard.likeliest) < 1e-7
-    assert guarantees == {"exact", "survivor"}
+    assert {"exact", "survivor"} <= guarantees <= {"exact", "patched", "survivor"}
     assert ask(sent, "another") == len(ids)
