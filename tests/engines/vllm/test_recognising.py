@@ -19,8 +19,8 @@ from kamera.engines.vllm.positions import Positions
 from kamera.engines.vllm.prompts import PromptTables
 from kamera.engines.vllm.scheduler import SchedulerSide
 from kamera.engines.vllm.stores import Stores
-from kamera.ops import Blocks, PatchBudget, ids_digest
-from kamera.store import CanonicalRecord, Context, ObjectInfo, Outline
+from kamera.ops import Blocks, PatchBudget, digest, ids_digest
+from kamera.store import CanonicalRecord, Context, ObjectInfo, Outline, computed_base, survivor_id
 
 ANCHOR = (1, 2, 3)
 OWN = Context("f", ids_digest(ANCHOR))
@@ -194,3 +194,71 @@ def test_tenants_do_not_see_each_others(tmp_path):
         request = Request(f"r {tenant}", salt=tenant)
         made.arrive(request)
         assert made.match(request, 0) == supplied and request.block_hashes == [b"first"]
+
+
+def test_what_is_not_known_of_a_prompt_is_cut_at_its_turns_and_harvested(tmp_path):
+    """The first token is its anchor; the last turn, which was opened for the answer, is no chunk."""
+    made, opener = side(tmp_path, "survivor"), 1
+    made.opener = opener
+    turns = [(1, 10, 20), (1, 11, 9), (1, 12), (1, 13)]
+    request = Request("r", [token for turn in turns for token in turn], num_computed_tokens=0)
+    made.arrive(request)
+    while (supplied := made.match(request, 0)) is None:
+        pass
+    pages = SimpleNamespace(get_block_ids=lambda name: ([0, 1],))
+    chunks = made.take_harvests({"r": 10}, pages)
+    assert supplied == 0 and request.block_hashes == [b"first"]
+    assert [chunk.ids for chunk in chunks] == [(1,), (10, 20), (1, 11, 9), (1, 12)]
+    names = [chunk.row.chunk_id for chunk in chunks[1:]]
+    assert [chunk.row.antecedents for chunk in chunks[1:]] == [(), (names[0],), tuple(names[:2])]
+    assert [chunk.row.kind for chunk in chunks] == ["anchor", "canonical", "exact", "exact"]
+
+
+def conditioned(name: str, behind: Sequence[str], guarantee: str = "exact", at: int = 20) -> ObjectInfo:
+    """The row of what an engine has computed behind others, from position ``at`` on."""
+    ids, base = IDS[name], computed_base(guarantee)
+    outline = Outline.of(torch.tensor(ids), at + torch.arange(len(ids))[None], (len(ids),))
+    return ObjectInfo(
+        name,
+        "conditioned",
+        name,
+        OWN,
+        tuple(behind),
+        len(ids),
+        None,
+        None,
+        1,
+        1.0,
+        base=base,
+        outline=outline,
+    )
+
+
+def test_what_an_engine_computed_is_served_where_it_knew_all_that_stands_before_it():
+    rows = [ANCHOR_ROW, canonical(A), conditioned(C, [A, B])]
+    ids = (*ANCHOR, *IDS[A], *IDS[C], 7, 8)
+    assert served(rows, ids=ids, media=(), least="survivor") == [(A, "exact"), (C, "survivor")]
+    assert served(rows, ids=ids, media=()) == [(A, "exact")]
+    own = [ANCHOR_ROW, canonical(A), conditioned(C, [A])]
+    assert served(own, ids=ids, media=(), least="exact") == [(A, "exact"), (C, "exact")]
+    other = [ANCHOR_ROW, canonical(A), conditioned(C, [B])]
+    assert served(other, ids=ids, media=(), least="survivor") == [(A, "exact")]
+    assert served(other, ids=ids, media=(), least="near") == [(A, "exact"), (C, "near")]
+    recipe = recognised(rows, ids=ids, media=(), least="survivor")
+    assert [part.offset for part in recipe.parts] == [(0,), (5 - 20,)] and recipe.salt != ""
+
+
+def test_pages_behind_what_left_are_shared_by_longer_prompts_and_exact_ones_by_all():
+    rows = [ANCHOR_ROW, canonical(A), conditioned(B, [A, C])]
+    name = survivor_id(B, digest("kamera.lineage.v1", A, C)[:32])
+    ids = (*ANCHOR, *IDS[A], *IDS[B], *IDS[C], 7)
+
+    def salt(*more: ObjectInfo) -> str:
+        recipe = recognised([*rows, *more], ids=ids, media=(), least="survivor")
+        assert len(recipe.parts) == 2 + len(more)
+        return recipe.salt
+
+    assert salt() == salt(conditioned(C, [A, name], "patched", at=9)) != ""
+    assert salt() != salt(conditioned(C, [A, name], "patched", at=10))  # computed elsewhere, and turned
+    alone = [ANCHOR_ROW, canonical(A), conditioned(B, [A], at=5)]
+    assert recognised(alone, ids=ids, media=(), least="exact").salt == ""
