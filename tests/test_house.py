@@ -24,7 +24,7 @@ MOST_BYTES = 9_000_000
 MOST_CLASSES = 560
 """Classes of the product. It only shrinks; the goal is 300."""
 
-MOST_FILES = {"append": 41, "slide": 36, "recall": 37, "generate": 24, "second send": 65}
+MOST_FILES = {"append": 40, "slide": 35, "recall": 36, "generate": 23, "second send": 63}
 """Files of the product that an operation enters. They only shrink; the goals are 25, 15, 25, 25 and 40."""
 
 

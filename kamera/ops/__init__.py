@@ -1,17 +1,15 @@
 """The algebra of position-free KV: tensors in, tensors out. It imports only `kamera.errors`."""
 
-from kamera.ops.allocate import allocate
-from kamera.ops.budget import PatchBudget, Sized, layers_of
-from kamera.ops.compress import compress
+from kamera.ops.budget import PatchBudget, Sized, allocate, compress, layers_of
 from kamera.ops.digest import chunk_id, digest, ids_digest, tensor_bytes, tensor_digest
-from kamera.ops.factoring import deficit_energies, factor, kept_energy, patch_error, spread_error
-from kamera.ops.finite import check_encoding, check_finite
 from kamera.ops.kv import (
     KV,
     NO_KV,
     Blocks,
     Groups,
     LayerKV,
+    check_encoding,
+    check_finite,
     check_groups,
     equal_groups,
     kv_bytes,
@@ -57,18 +55,21 @@ from kamera.ops.patch import (
     patch_of,
     rotate_factors,
 )
-from kamera.ops.quantize import Bits, Codes, quantize
-from kamera.ops.quantize_kv import (
+from kamera.ops.quantize import (
     GRIDS,
     KV_CODECS,
+    Bits,
     CodedChannel,
     CodedKV,
+    Codes,
     Grid,
     KVCodec,
     Loss,
     code_kv,
+    quantize,
 )
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
+from kamera.ops.svd import deficit_energies, factor, kept_energy, patch_error, spread_error
 
 __all__ = [
     "GRIDS",

@@ -15,12 +15,11 @@ from typing import TypeVar
 import torch
 from einops import rearrange
 
-from kamera.ops.factoring import residuals, share_kept, stacks
 from kamera.ops.kv import KV, Blocks, kv_map, regroup
 from kamera.ops.layout import Channel, Layout, check_kv, relocate_kv
 from kamera.ops.lowrank import Deltas, Formed, LowRank, LowRanks, Patch, floats
 from kamera.ops.rope import relocate
-from kamera.ops.spectrum import strongest_directions
+from kamera.ops.svd import residuals, share_kept, stacks, strongest_directions
 
 
 def deficit(conditioned: KV, canonical: KV, layout: Layout, offset: Sequence[int]) -> Deltas:

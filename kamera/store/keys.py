@@ -29,7 +29,7 @@ KINDS = (*KV_KINDS, "encoding", *PATCH_KINDS)
 
 KVForm = Literal["as-is", KVCodec]
 KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
-"""Forms in which canonicals are held: as the model computed them, or in codes (`ops.quantize_kv`)."""
+"""Forms in which canonicals are held: as the model computed them, or in codes (`ops.quantize`)."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LINEAGE = "~"  # occurs in no chunk id

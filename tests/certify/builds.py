@@ -14,7 +14,7 @@ from typing import Any
 from kamera.ops import LayerLayout, LowRank, Patch
 from kamera.ops.kernels import native_path, torch_path
 from kamera.ops.kernels.dispatch import _triton
-from kamera.ops.kernels.stored import Writing
+from kamera.ops.kernels.launches import Writing
 
 Build = Callable[[], AbstractContextManager[None]]
 Layers = list[dict[str, LowRank]]

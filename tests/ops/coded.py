@@ -1,4 +1,4 @@
-"""Patches in codes of one width, whatever their size: what `kamera.ops.compress` chooses by bytes."""
+"""Patches in codes of one width, whatever their size: what `kamera.ops.budget` chooses by bytes."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kamera.ops import KV, Blocks, LowRank, Patch, apply_patch, code_kv, kv_of, kv_slice, relocate_kv
 from kamera.ops.kernels import dispatch, native_path, serve, torch_path
-from kamera.ops.kernels.native import native_library
-from kamera.ops.kernels.stored import Writing
+from kamera.ops.kernels.launches import Writing
+from kamera.ops.kernels.native_path import native_library
 from tests.ops.kernel_cases import Case, cases, check, factors, layouts, reference, span, target
 
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C compiler on this machine")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.ops import Blocks, LowRanks, Patch
-from kamera.ops.kernels.stored import Writing
+from kamera.ops.kernels.launches import Writing
 from tests.ops.kernel_cases import Case, cases, check, factors, layouts, span, target
 
 pytest.importorskip("triton")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kamera.ops import attention_layout, kv_map
-from kamera.ops.kernels import native, serve
+from kamera.ops.kernels import native_path as native
+from kamera.ops.kernels import serve
 from tests.ops.kernel_cases import rope, span
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

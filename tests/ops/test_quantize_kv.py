@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.ops import CodedKV, code_kv, kv_bytes, kv_map, kv_of
-from kamera.ops.quantize_kv import GRIDS, KV_CODECS, Grid, Loss, axis_of, code_channel
+from kamera.ops.quantize import GRIDS, KV_CODECS, Grid, Loss, axis_of, code_channel
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CODECS = pytest.mark.parametrize("codec", KV_CODECS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import kamera.ops.spectrum as spectrum
+import kamera.ops.svd as spectrum
 from kamera.ops import kept_energy, kv_of, patch_of
-from kamera.ops.spectrum import strongest_directions
+from kamera.ops.svd import strongest_directions
 from tests.ops.coded import coded
 
 

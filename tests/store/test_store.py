@@ -14,7 +14,7 @@ import torch
 
 import kamera.store
 from kamera.errors import IncompatibleChunk, RemoteUnavailable, StoreError
-from kamera.ops.quantize_kv import KV_CODECS
+from kamera.ops.quantize import KV_CODECS
 from kamera.store import ChunkStore, Context, StoreAdmin, canonical_key, parse_size, patch_key
 from kamera.store.records import to_store_form
 from kamera.trust import GUARANTEES

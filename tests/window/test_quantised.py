@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.ops.quantize_kv import KV_CODECS
+from kamera.ops.quantize import KV_CODECS
 from kamera.window import WINDOW, former_of
 from tests.engines.compare import relative, worst
 from tests.window.rig import (

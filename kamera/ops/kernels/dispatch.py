@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from kamera.ops.kernels import native_path, torch_path
-from kamera.ops.kernels.stored import Writing, stored_blocks
+from kamera.ops.kernels.launches import Writing, stored_blocks
 from kamera.ops.kv import KV
 from kamera.ops.layout import Channel, Layout, check_layers
 from kamera.ops.lowrank import LowRanks, Patch

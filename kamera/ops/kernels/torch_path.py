@@ -13,12 +13,71 @@ from collections.abc import Iterator
 import torch
 from einops import rearrange
 
-from kamera.ops.kernels.decode import decode_tile
-from kamera.ops.kernels.stored import Stored, Writing, on_device, value_dtype
-from kamera.ops.kernels.turn import rotate_into
+from kamera.ops.kernels.launches import Stored, Writing, on_device, value_dtype
 from kamera.ops.layout import Channel
 from kamera.ops.lowrank import LowRank, floats
-from kamera.ops.rope import rotation_table
+from kamera.ops.quantize import Axis, CodedChannel
+from kamera.ops.rope import Pairing, rotation_table
+
+
+def decode_tile(channel: CodedChannel, heads: slice, start: int, stop: int, out: torch.Tensor) -> None:
+    """Write tokens ``start:stop`` of ``heads`` into ``out`` ``[heads, tokens, dim]``, float32 or wider.
+
+    The same numbers as `CodedChannel.dense`, before its cast to the channel's dtype. ``start`` must be
+    even: two tokens share a byte of 4-bit codes.
+    """
+    if channel.grid.bits == 8:
+        out.copy_(channel.codes[heads, start:stop])
+    else:
+        codes = channel.codes[heads, start // 2 : -(-stop // 2)]
+        out[:, 0::2].copy_(codes & 15)
+        out[:, 1::2].copy_((codes >> 4)[:, : (stop - start) // 2])
+    steps, lows = (_spread(channel, t[heads], start, stop) for t in (channel.steps, channel.lows))
+    largest = torch.finfo(channel.steps.dtype).max  # the last code may exceed it by a fraction of a step
+    out.mul_(steps).add_(lows).clamp_(-largest, largest)
+
+
+def _spread(channel: CodedChannel, grouped: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Steps or lows of a tile, one per value or broadcasting against it."""
+    axis: Axis = channel.axis
+    group = channel.grid.group
+    if axis == "tokens":
+        if not group:
+            return grouped
+        index = torch.arange(start, stop, device=grouped.device) // group
+        return grouped.index_select(1, index)
+    grouped = grouped[:, start:stop]
+    if not group:
+        return grouped
+    return grouped.repeat_interleave(group, 2)[:, :, : channel.shape[2]]
+
+
+def rotate_into(
+    x: torch.Tensor, out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairing: Pairing, start: int
+) -> None:
+    """Write ``x`` ``[..., dim]`` into ``out``, its features from ``start`` on turned by a table ``[pairs]``.
+
+    ``x``, ``out`` and the table are of one floating dtype; ``x`` and ``out`` share no memory. Features that
+    carry no phase are copied. The result equals `kamera.ops.relocate` bit for bit: products are rounded
+    before they are added.
+    """
+    pairs = cos.shape[0]
+    stop = start + 2 * pairs
+    if start:
+        out[..., :start].copy_(x[..., :start])
+    if stop < x.shape[-1]:
+        out[..., stop:].copy_(x[..., stop:])
+    if pairing == "half":
+        first, second = x.narrow(-1, start, pairs), x.narrow(-1, start + pairs, pairs)
+        left, right = out.narrow(-1, start, pairs), out.narrow(-1, start + pairs, pairs)
+    else:
+        first, second = x[..., start:stop:2], x[..., start + 1 : stop : 2]
+        left, right = out[..., start:stop:2], out[..., start + 1 : stop : 2]
+    torch.mul(first, cos, out=left)
+    left.sub_(second * sin)
+    torch.mul(second, cos, out=right)
+    right.add_(first * sin)
+
 
 TILE = 1 << 16
 """Values of a tile per thread: with its buffers it fits a core's second-level cache."""

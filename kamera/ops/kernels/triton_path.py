@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from kamera.ops.kernels.launches import Launch, can_launch, launches
-from kamera.ops.kernels.stored import Writing
+from kamera.ops.kernels.launches import Launch, Writing, can_launch, launches
 from kamera.ops.kernels.triton_kernel import serve_kernel
 from kamera.ops.lowrank import floats
 from kamera.ops.quantize import Codes
