@@ -686,7 +686,7 @@ class ChunkStore:
 
     @property
     def has_remote(self) -> bool:
-        """True if objects may be further away than this machine: see `read_ahead`. A closed store has none."""
+        """True if objects may be on another machine (`read_ahead`); a closed store has none."""
         return not isinstance(self._tiers, forks.Gone) and self._tiers.remote is not None
 
     def read_ahead(self, infos: Sequence[ObjectInfo]) -> contextlib.AbstractContextManager[None]:
