@@ -1,4 +1,4 @@
-"""Clients that edit their histories in ten ways, on the shipped backbone: answers, and tokens of each turn.
+"""Clients that edit their histories, or ask again, on the shipped backbone: answers, and tokens of each turn.
 
 A pool with the server's defaults answers; plain transformers answers the same messages from nothing, in fp32.
 The prefix cache beside it knows pictures, token by token, and has all that the conversation sent and got.
@@ -106,8 +106,8 @@ def _trimmed(messages: Messages, draw: random.Random, pictures: Sequence[Any]) -
     return _with(messages, at, messages[at]["content"][: draw.randrange(1, 9)].strip() or ".")
 
 
-UNDO = "an undo"
-"""The history is again what it was before the edit of the turn before."""
+UNDO, AGAIN = "an undo", "asked again"
+"""The history is again what it was before the edit of the turn before; the turn before is asked once more."""
 
 KINDS: dict[str, Edit] = {
     "two deletions at once": _deleted,
@@ -145,14 +145,15 @@ def talk(backbone: HfEngine, pictures: Sequence[Any], seed: int) -> Iterator[rep
     options: dict[str, Any] = {"max_new_tokens": ANSWER, "do_sample": False}
     messages: Messages = [{"role": "system", "content": testbed.SYSTEM}]
     before = messages
-    for kind in ["none"] * OPENING + draw.sample([*KINDS, UNDO], len(KINDS) + 1):
-        edited = before if kind == UNDO else messages
+    sent = before
+    for kind in ["none"] * OPENING + draw.sample([*KINDS, UNDO, AGAIN], len(KINDS) + 2):
+        edited = {UNDO: before, AGAIN: sent}.get(kind, messages)
         before, messages = messages, KINDS[kind](messages, draw, pictures) if kind in KINDS else edited
         if messages[-1]["role"] != "user":
             asked = f"value of tag {draw.randrange(40)}?"
             content = [_image(draw.choice(pictures)), _text(asked)] if draw.random() < 0.6 else asked
             messages = [*messages, {"role": "user", "content": content}]
-        owned = own_messages(messages)
+        sent, owned = messages, own_messages(messages)
         prompt = conversations.render(owned)
         tokens = named(prompt, backbone.model.config.image_token_id)
         theirs = len(tokens) - max((shared(one, tokens) for one in cached), default=0)
@@ -180,12 +181,13 @@ def rows(options: Namespace) -> Iterator[report.Row]:
     """A row for each kind of edit, with the session's id and without, of as many turns as asked for."""
     backbone, found = HfEngine(*testbed.load()), dict[tuple[str, str], dict[str, Any]]()
     pictures = [f.image for e in range(3) for f in testbed.World(seed=3).episode(e, legends=4).frames]
-    for seed in range(-(-options.requests // (OPENING + len(KINDS) + 1))):
+    for seed in range(-(-options.requests // (OPENING + len(KINDS) + 2))):
         for row in talk(backbone, pictures, seed):
             sums = found.setdefault((row["edit"], row["id"]), {})
             sums |= {name: sums.get(name, type(value)()) + value for name, value in row.items()}
             sums |= {"edit": row["edit"], "id": row["id"]}
         report.progress(f"{seed + 1} conversations")
     yield from (
-        found[key] for key in sorted(found, key=lambda key: (key[1], [*KINDS, UNDO, "none"].index(key[0])))
+        found[key]
+        for key in sorted(found, key=lambda key: (key[1], [*KINDS, UNDO, AGAIN, "none"].index(key[0])))
     )

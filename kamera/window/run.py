@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.content import Chunk, Encoded, Spoken, as_messages
+from kamera.content import Chunk, Encoded, Spoken, as_messages, common_prefix
 from kamera.engines import Continuation, Engine, LiveKV, Span, Work, Written
 from kamera.errors import EmptyChunk, NonFiniteKV, NotRelocatable, quote
 from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens, relocate_kv, rotated_bytes
@@ -527,18 +527,40 @@ class _PlanRun:
         spans: Sequence[Span] = (),
         encoded: Sequence[Encoded] = (),
     ) -> tuple[KV, ...]:
-        """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``."""
+        """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``.
+
+        A question that was asked behind just this before runs from where it differs.
+        """
         live, engine, start = self.executor.live, self.former.backbone, time.perf_counter()
         ids, options = inquiry
         sequence = self.executor.sequence(before, ids, facts, places)
         inputs = [e for e in encoded if e.num_tokens]
         tokens = sum(e.num_tokens for e in inputs)
-        self.tally.add(live.show(spans or self.executor.spans(before), room=tokens))
+        head = None if facts else self._said_before(before, ids)
+        spans = [*(spans or self.executor.spans(before))]
+        spans += [] if head is None else [Span(head, None, (0,) * engine.axes)]
+        self.tally.add(live.show(spans, room=tokens))
         with engine.measure() as work:
             answer = engine.decode(*sequence, live, inputs, **options)
+        if head is not None:
+            self.tally.tokens_held += kv_tokens(head)
+            tail = None if answer.tail is None else kv_concat([head, answer.tail])
+            answer = answer._replace(tail=tail)
         self.answer = answer
         self.tally.leave_out(work, answer.forwards, tokens, answer.first if inputs else start)
         return answer.kvs if len(inputs) == len(encoded) else (NO_KV, *answer.kvs)
+
+    def _said_before(self, before: WindowState, question: torch.Tensor) -> KV | None:
+        """KV of a question's first tokens, but the last, if they were said behind the same chunks."""
+        said, old = self.before.said, self.before.seats
+        if said is None or (before.seats.seats, before.seats.frame) != (old.seats, old.frame):
+            return None
+        ids = said.facts.encoded.input_ids
+        count = min(common_prefix(question.tolist(), ids.tolist()), len(question) - 1)
+        positions = self.executor.text_positions(before, question)
+        return (
+            prefix_kv(question, positions, ids, said.copy.positions, said.copy.kv, count) if count else None
+        )
 
     def _begin(
         self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.price.counting import named, shared, watching
-from benchmarks.serve.edits import KINDS, UNDO, talk
+from benchmarks.serve.edits import AGAIN, KINDS, UNDO, talk
 from kamera.content import own_messages
 from tests.content.templates import picture, screens
 from tests.engines.compare import relative
@@ -16,7 +16,7 @@ from tests.sessions.rig import plain_logits, seeing, session
 @pytest.mark.parametrize("seed", [0, 1], ids=["with an id", "without"])
 def test_every_kind_of_edit_is_answered_as_by_plain_transformers_and_is_never_dearer(seed):
     rows = [*talk(backbone(), frames(), seed)]
-    assert {row["edit"] for row in rows} == {*KINDS, UNDO, "none"}
+    assert {row["edit"] for row in rows} == {*KINDS, UNDO, AGAIN, "none"}
     assert [row["edit"] for row in rows if row["answers that differ"]] == []
     assert [row for row in rows if row["first, tokens"] > row["prefix cache"]] == []
     assert sum(row["first, tokens"] for row in rows) < 0.8 * sum(row["prompts"] for row in rows)
