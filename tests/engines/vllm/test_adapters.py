@@ -111,6 +111,7 @@ def test_each_adapter_is_served_what_was_stored_under_it_and_nothing_else(bed):
     prints = {recipe.context.fingerprint for recipe in recipes.values()}
     assert len(prints) == 2
     for who in (base, one):
+        assert scheduler_of(bed[0]).kv_cache_manager.reset_prefix_cache()  # what is exact stands there, too
         before = side.counts.of("supplied_tokens")
         served = asked(bed, episode, who, recipes[id(who)].to_json())
         assert side.counts.of("supplied_tokens") - before > 200
