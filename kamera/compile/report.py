@@ -107,7 +107,7 @@ class CompileReport:
     failures: tuple[Failure, ...]
 
     def usage(self) -> Usage:
-        """All model work of the job: equal to hooks. Nothing of a job is later work."""
+        """All model work of the job: equal to hooks. Nothing of a job is background work."""
         return Usage(Spent(self.forwards, self.tokens, self.vision_encodes, self.seconds), Spent())
 
 

@@ -1,7 +1,7 @@
 """Whose turn it is on an engine, and who bears the cost.
 
-Calls go before later work, which stops while one is in progress; a call ends if nobody wants it. Accounts
-count the work of both.
+Calls go before background work, which stops while one is in progress; a call ends if nobody wants it.
+Accounts count the work of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kamera import forks
 from kamera.engines.base import Engine, Work
 
 PATIENCE = 1.0
-"""Seconds that later work gives way at one place: it may hold what the call in progress waits for."""
+"""Seconds that background work gives way at one place: it may hold what the call in progress waits for."""
 
 
 class WorkCancelled(Exception):
@@ -27,7 +27,7 @@ class WorkCancelled(Exception):
 
 
 class Calls:
-    """The calls in progress on one engine, and the threads that wait for its later work. Thread-safe."""
+    """The calls in progress on one engine, and the threads that wait for its background work. Thread-safe."""
 
     def __init__(self) -> None:
         self._reset()
@@ -40,7 +40,7 @@ class Calls:
 
     @contextmanager
     def count_call(self) -> Iterator[None]:
-        """Context of a call: later work gives way until its end. A call of later work's own is none."""
+        """Context of a call: background work, whose own calls are none, gives way until its end."""
         if is_later():
             yield
             return
@@ -55,7 +55,7 @@ class Calls:
 
     @contextmanager
     def hurry(self) -> Iterator[None]:
-        """Context of a thread that waits for later work, which gives way to nobody meanwhile."""
+        """Context of a thread that waits for background work, which gives way to nobody meanwhile."""
         with self._change:
             self._waiters += 1
             self._change.notify_all()
@@ -66,18 +66,18 @@ class Calls:
                 self._waiters = max(0, self._waiters - 1)
 
     def wake_later_work(self) -> None:
-        """Wake later work that gives way: it may have been cancelled."""
+        """Wake background work that gives way: it may have been cancelled."""
         with self._change:
             self._change.notify_all()
 
     @property
     def must_give_way(self) -> bool:
-        """True in later work while a call goes first, or once the work is cancelled."""
+        """True in background work while a call goes first, or once the work is cancelled."""
         unwanted = _working.get()
         return unwanted is not None and (self._go_first or unwanted())
 
     def give_way(self) -> None:
-        """In later work, wait until no call is in progress, or for `PATIENCE`; elsewhere do nothing.
+        """In background work, wait until no call is in progress, or for `PATIENCE`; elsewhere do nothing.
 
         Engines call it before each forward, and between the parts of one that may be interrupted. No lock may
         be held that a call could need. Raises WorkCancelled.
@@ -114,18 +114,18 @@ def calls_of(engine: Any) -> Calls:
 
 
 def never() -> bool:
-    """False: of later work that nobody cancels."""
+    """False: of background work that nobody cancels."""
     return False
 
 
 def is_later() -> bool:
-    """True in a thread that does later work."""
+    """True in a thread that does background work."""
     return _working.get() is not None
 
 
 @contextmanager
 def mark_as_later(unwanted: Callable[[], bool], fingerprint: str = "") -> Iterator[None]:
-    """Context of later work, which ends at the next `Calls.give_way` once it is ``unwanted()``.
+    """Context of background work, which ends at the next `Calls.give_way` once it is ``unwanted()``.
 
     It was handed over under ``fingerprint``: an engine runs no forward in it as another model.
     """
@@ -138,7 +138,7 @@ def mark_as_later(unwanted: Callable[[], bool], fingerprint: str = "") -> Iterat
 
 
 def expected_fingerprint() -> str:
-    """The fingerprint under which the later work of this thread was handed over; "" in a call."""
+    """The fingerprint under which the background work of this thread was handed over; "" in a call."""
     return _fingerprint.get()
 
 
@@ -162,7 +162,7 @@ def cancel_when(unwanted: Callable[[], bool]) -> Iterator[None]:
 def check_cancelled() -> None:
     """Raise WorkCancelled in a call that is no longer wanted; engines ask it between the parts of their work.
 
-    Later work has its own end (`Calls.give_way`).
+    Background work has its own end (`Calls.give_way`).
     """
     unwanted = _unwanted.get()
     if unwanted is not None and not is_later() and unwanted():
@@ -228,8 +228,8 @@ class Account:
     def count_now(self, engine: Engine) -> Iterator[None]:
         """Context of a call: its work counts as ``now``. A call within one of the same account adds nothing.
 
-        Work that is handed over inside (`open_accounts`) is later work of this account. Later work of all
-        accounts gives way to the call.
+        Work that is handed over inside (`open_accounts`) is background work of this account. Background work
+        of all accounts gives way to the call.
         """
         outer = _open.get()
         if self in outer:
@@ -249,7 +249,7 @@ class Account:
             self._usage = self._usage.plus(now=spent)
 
     def count_later(self, spent: Spent) -> None:
-        """Count later work."""
+        """Count background work."""
         with self._lock:
             self._usage = self._usage.plus(background=spent)
 
@@ -266,7 +266,7 @@ def count_as_later(
     unwanted: Callable[[], bool] = never,
     fingerprint: str = "",
 ) -> Iterator[None]:
-    """Context of later work, which ``accounts`` bear, and what it hands over in turn.
+    """Context of background work, which ``accounts`` bear, and what it hands over in turn.
 
     It gives way to calls, and ends (WorkCancelled) once it is ``unwanted()``; ``fingerprint`` as in
     `mark_as_later`.

@@ -1,7 +1,7 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
 from kamera.patches.anchor import Anchor, anchor_of, identify, prefill_anchor
-from kamera.patches.background import Ahead, Later, Owed, Ready, Worth, later_of, put_owed
+from kamera.patches.background import Ahead, Background, Owed, Priority, Ready, background_of, put_owed
 from kamera.patches.catalogue import Catalogue, Near, Stored, possible_names, stored_patch, worth_harvesting
 from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of, prefix_kv, text_positions
 from kamera.patches.former import Encodings, Former, canonical_of
@@ -23,24 +23,25 @@ __all__ = [
     "MOST_NEIGHBOURS",
     "Ahead",
     "Anchor",
+    "Background",
     "Before",
     "Catalogue",
     "Copy",
     "Encodings",
     "Facts",
     "Former",
-    "Later",
     "Line",
     "Losses",
     "Near",
     "Owed",
+    "Priority",
     "Ready",
     "Stored",
     "Strict",
-    "Worth",
     "anchor_of",
     "archive_later",
     "await_archives",
+    "background_of",
     "by_form",
     "canonical_of",
     "compact_positions",
@@ -51,7 +52,6 @@ __all__ = [
     "harvest",
     "identify",
     "keep_patch",
-    "later_of",
     "ordering_count",
     "orderings",
     "patch_dropped",

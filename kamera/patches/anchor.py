@@ -13,7 +13,7 @@ from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, kv_tensors, tensor_digest
-from kamera.patches.background import Owed, Worth, later_of, put_owed, waiting_records
+from kamera.patches.background import Owed, Priority, background_of, put_owed, waiting_records
 from kamera.patches.chunks import prefill_behind, prefix_kv
 from kamera.patches.losses import Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context, encoding_context
@@ -100,7 +100,8 @@ def anchor_of(
 
     What it begins with as another one that is held on the store does not run again (a clock behind the rest).
     A store of codes, too, keeps an anchor as the model computed it; a damaged one is a miss. Store errors are
-    raised unless ``losses`` tolerate them. Raises as `identify`. With ``later`` it is stored as later work.
+    raised unless ``losses`` tolerate them. Raises as `identify`. With ``later`` it is stored as background
+    work.
     """
     identity = identify(backbone)
     positions = backbone.positions([ids], [{}])
@@ -122,10 +123,10 @@ def anchor_of(
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
     owed = Owed(store, [record], losses, "the system prompt was not kept", later)
     if later:
-        queue = later_of(backbone)
+        queue = background_of(backbone)
         waiting_records(store).anchors[context, digest] = anchor
         store.awaited[id(queue)] = queue.flush
-        queue.add(lambda: [owed], Worth.CHUNK, kv_tensors(kv), owed.drop, reads=())
+        queue.add(lambda: [owed], Priority.CHUNK, kv_tensors(kv), owed.drop, reads=())
     else:
         put_owed([owed])
     return anchor

@@ -1,7 +1,7 @@
-"""Later work: what no answer waits for, done one piece after another in one thread of a backbone.
+"""Background work: what no answer waits for, done one piece after another in one thread of a backbone.
 
-It gives way to calls (`kamera.engines.work`), and no call waits for it. What it holds is bounded in
-bytes: over the bound the pieces worth least are dropped, and each tells those whom it concerns. What pieces
+It gives way to calls (`kamera.engines.work`), and no call waits for it. What it holds is bounded in bytes:
+over the bound the pieces of least priority are dropped, and each tells those whom it concerns. What pieces
 owe a store is put together: when no piece is left, when one comes that reads it, or when it is much.
 """
 
@@ -34,7 +34,7 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 
 class Waiting(NamedTuple):
-    """What later work will store in a store, by context and id: until then each former takes it from here."""
+    """What background work will put, by context and id: until then each former takes it from here."""
 
     chunks: dict[tuple[Context, str], Facts]
     anchors: dict[tuple[Context, str], Any]  # `Anchor`, which knows this file
@@ -119,7 +119,7 @@ def put_owed(owed: Sequence[Owed]) -> None:
 
 
 LIMIT = 1 << 30
-"""Bytes of KV that a backbone's later work holds, at most."""
+"""Bytes of KV that a backbone's background work holds, at most."""
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
 _TOGETHER = 64 << 20  # bytes of records that wait for others to be put with them
@@ -127,20 +127,20 @@ _TOGETHER = 64 << 20  # bytes of records that wait for others to be put with the
 
 @dataclass(frozen=True, eq=False)
 class Ready(Generic[Made_co]):
-    """What later work has made for a call that may come, and the bytes that are held for it."""
+    """What background work has made for a call that may come, and the bytes that are held for it."""
 
     made: Made_co
     nbytes: int
 
 
 Work = Callable[[], Sequence[Owed] | Ready[object] | None]
-"""Does a piece of later work, and returns what it made: to be stored, or to be taken by a call."""
+"""Does a piece of background work, and returns what it made: to be stored, or to be taken by a call."""
 Told = Callable[[str], None]
-"""Is told why a piece of later work was dropped, or failed."""
+"""Is told why a piece of background work was dropped, or failed."""
 
 
-class Worth(IntEnum):
-    """What is lost with a piece of later work, the least first.
+class Priority(IntEnum):
+    """What is lost with a piece of background work, the least first.
 
     A guess costs the next turn what it would have cost without; an audit is made of another slot; a patch is
     formed when its antecedents come back once more; a chunk that left would have to be encoded and prefilled.
@@ -153,17 +153,17 @@ class Worth(IntEnum):
 
 
 @dataclass(eq=False)
-class LaterPiece:
-    """A piece of later work; ``held`` are the bytes of the memory it holds, by address.
+class BackgroundPiece:
+    """A piece of background work; ``held`` are the bytes of the memory it holds, by address.
 
     ``work`` is forgotten, with all that it refers to, where it has ``made`` something ready or is not wanted.
     What it made counts among what is held until the piece is cancelled. ``reads`` are the ids of the chunks
     whose records it looks for in a store; None: of any. A call that needs what it makes waits for its
-    ``name`` (`Later.flush_named`).
+    ``name`` (`Background.flush_named`).
     """
 
     work: Work
-    worth: Worth
+    priority: Priority
     held: dict[int, int]
     dropped: Told
     accounts: tuple[Account, ...] = ()
@@ -180,7 +180,7 @@ class LaterPiece:
         self.unwanted, self.made, self.work = True, None, _nothing
 
 
-class Later:
+class Background:
     """The queue of one backbone. Safe to use from several threads.
 
     Work counts on the accounts of the call that queues it, and runs under the autocast of that call, which
@@ -197,14 +197,14 @@ class Later:
         self.dropped = 0
         self._backbone = (lambda: None) if backbone is None else weakref.ref(backbone)
         self._reset()
-        forks.call_in_child(self, Later._reset)
+        forks.call_in_child(self, Background._reset)
 
     def _reset(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-later")
         self._changed = threading.Condition()
-        self._waiting: deque[LaterPiece] = deque()
-        self._ready: list[LaterPiece] = []
-        self._owed: list[tuple[LaterPiece, list[Owed]]] = []
+        self._waiting: deque[BackgroundPiece] = deque()
+        self._ready: list[BackgroundPiece] = []
+        self._owed: list[tuple[BackgroundPiece, list[Owed]]] = []
         self._putting = threading.Lock()
         self._running = 0
         self._held: dict[int, list[int]] = {}  # bytes at an address, and how many pieces hold them
@@ -215,22 +215,24 @@ class Later:
     def add(
         self,
         work: Work,
-        worth: Worth = Worth.CHUNK,
+        priority: Priority = Priority.CHUNK,
         holds: Iterable[torch.Tensor] = (),
         dropped: Told = logger.warning,
         name: Hashable = None,
         reads: Collection[str] | None = None,
-    ) -> LaterPiece:
+    ) -> BackgroundPiece:
         """Do ``work`` later, unless it is dropped; returns at once. An error in it is logged.
 
-        What it returns is put, together with what the pieces next to it return; ``reads`` as in `LaterPiece`:
-        such records are put before. ``holds`` are the tensors that it keeps in memory: a block counts once,
-        however many pieces share it. ``dropped`` is told if the work is dropped, or fails.
+        What it returns is put, together with what the pieces next to it return; ``reads`` as in
+        `BackgroundPiece`: such records are put before. ``holds`` are the tensors that it keeps in memory: a
+        block counts once, however many pieces share it. ``dropped`` is told if the work is dropped, or fails.
         """
         blocks = {block.data_ptr(): block for tensor in holds if (block := tensor.untyped_storage()).nbytes()}
         held = {address: block.nbytes() for address, block in blocks.items()}
         # it keeps the blocks: a freed one's address may become another's
-        piece = LaterPiece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()), reads)
+        piece = BackgroundPiece(
+            work, priority, held, dropped, open_accounts(), name, tuple(blocks.values()), reads
+        )
         backbone = self._backbone()
         piece.autocast, piece.fingerprint = _autocast(), "" if backbone is None else backbone.fingerprint
         with self._changed:
@@ -241,7 +243,7 @@ class Later:
         self._pool.submit(self._next)
         return piece
 
-    def cancel(self, piece: LaterPiece) -> None:
+    def cancel(self, piece: BackgroundPiece) -> None:
         """Drop a piece that nobody wants any more, silently; one in progress ends at its next layer."""
         piece.forget()
         with self._changed:
@@ -255,7 +257,7 @@ class Later:
         return self._named[name] > 0
 
     def flush_named(self, name: Hashable) -> None:
-        """Wait for the pieces of this name, which go first. Within later work nothing is waited for."""
+        """Wait for the pieces of this name, which go first. Within background work nothing is waited for."""
         if self.is_own_thread or not self.busy(name):
             return
         with self._changed:  # they go first, and what they make is put at once
@@ -288,7 +290,7 @@ class Later:
 
     @contextmanager
     def hurry(self) -> Iterator[None]:
-        """Context of a thread that waits for later work, which gives way to no call meanwhile."""
+        """Context of a thread that waits for background work, which gives way to no call meanwhile."""
         backbone = self._backbone()
         with nullcontext() if backbone is None else calls_of(backbone).hurry():
             yield
@@ -304,7 +306,7 @@ class Later:
         if due:
             self._put_owed()
         done = [] if piece is None else self._run_piece(piece)
-        gone: list[LaterPiece] = []
+        gone: list[BackgroundPiece] = []
         with self._changed:
             if piece is not None and done and not isinstance(done, Ready):
                 self._owed.append((piece, done))
@@ -320,7 +322,7 @@ class Later:
             self._running -= 1
             self._changed.notify_all()
 
-    def _hold_ready(self, piece: LaterPiece, ready: Ready[object]) -> list[LaterPiece]:
+    def _hold_ready(self, piece: BackgroundPiece, ready: Ready[object]) -> list[BackgroundPiece]:
         """Count what was made until it is taken; returns the pieces that are dropped for it."""
         piece.work, piece.blocks = _nothing, ()
         piece.made, piece.name = ready.made, None
@@ -329,7 +331,7 @@ class Later:
         self._hold(piece)
         return self._drop_excess()
 
-    def _run_piece(self, piece: LaterPiece) -> list[Owed] | Ready[object]:
+    def _run_piece(self, piece: BackgroundPiece) -> list[Owed] | Ready[object]:
         """Do a piece of work; return what it made."""
         try:
             with self._as_later(piece):
@@ -338,7 +340,7 @@ class Later:
         except WorkCancelled:
             pass
         except BaseException as error:  # no error may be lost with the thread
-            logger.error("later work failed: %s", error)
+            logger.error("background work failed: %s", error)
             piece.dropped(f"{type(error).__name__}: {error}")
         return []
 
@@ -351,7 +353,7 @@ class Later:
             try:
                 put_owed([one for _, some in owed for one in some])
             except Exception as error:
-                logger.error("later work failed: %s", error)
+                logger.error("background work failed: %s", error)
             finally:
                 with self._changed:
                     self._running -= 1
@@ -360,7 +362,7 @@ class Later:
                     self._changed.notify_all()
 
     @contextmanager
-    def _as_later(self, piece: LaterPiece) -> Iterator[None]:
+    def _as_later(self, piece: BackgroundPiece) -> Iterator[None]:
         backbone = self._backbone()
         if backbone is None:
             yield
@@ -376,12 +378,12 @@ class Later:
     def _bytes(self) -> int:
         return sum(size for size, _ in self._held.values())
 
-    def _hold(self, piece: LaterPiece) -> None:
+    def _hold(self, piece: BackgroundPiece) -> None:
         self._named.update(() if piece.name is None else (piece.name,))
         for address, size in piece.held.items():
             self._held.setdefault(address, [size, 0])[1] += 1
 
-    def _release_piece(self, piece: LaterPiece) -> None:
+    def _release_piece(self, piece: BackgroundPiece) -> None:
         self._named -= Counter(() if piece.name is None else (piece.name,))  # drops the entry at zero
         for address in piece.held:
             there = self._held[address]
@@ -396,15 +398,15 @@ class Later:
                 self._release_piece(piece)
         self._changed.notify_all()
 
-    def _drop_excess(self) -> list[LaterPiece]:
-        """Drop those worth least, of equals the oldest, until the rest is within the limit, or one is left.
+    def _drop_excess(self) -> list[BackgroundPiece]:
+        """Drop the least priority first, of equals the oldest, until the rest is within the limit or one.
 
         Work in progress goes on.
         """
-        gone: list[LaterPiece] = []
+        gone: list[BackgroundPiece] = []
         self._prune()
         while self._bytes > self.limit and len(self._waiting) + len(self._ready) > 1:
-            piece = min((*self._ready, *self._waiting), key=attrgetter("worth"))
+            piece = min((*self._ready, *self._waiting), key=attrgetter("priority"))
             (self._waiting if piece in self._waiting else self._ready).remove(piece)
             self._release_piece(piece)
             gone.append(piece)
@@ -412,10 +414,10 @@ class Later:
         self._changed.notify_all()
         return gone
 
-    def _report_dropped(self, gone: Iterable[LaterPiece]) -> None:
+    def _report_dropped(self, gone: Iterable[BackgroundPiece]) -> None:
         for piece in gone:
             piece.forget()
-            piece.dropped(f"later work held more than its {self.limit} bytes")
+            piece.dropped(f"background work held more than its {self.limit} bytes")
 
 
 def _nothing() -> None:
@@ -428,46 +430,46 @@ def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
     return tuple((device, torch.get_autocast_dtype(device)) for device in on)
 
 
-def _is_read(piece: LaterPiece, owed: Sequence[Owed]) -> bool:
+def _is_read(piece: BackgroundPiece, owed: Sequence[Owed]) -> bool:
     """True if a piece looks for one of these records, or may."""
     records = (record for one in owed for record in one.records)
     return any(piece.reads is None or record.chunk_id in piece.reads for record in records)
 
 
-_queues: weakref.WeakKeyDictionary[Engine, Later] = weakref.WeakKeyDictionary()
+_queues: weakref.WeakKeyDictionary[Engine, Background] = weakref.WeakKeyDictionary()
 _making = forks.Lock()
 
 
-def later_of(backbone: Engine) -> Later:
+def background_of(backbone: Engine) -> Background:
     """The queue of a backbone: one for all its windows in this process."""
     with _making:
         queue = _queues.get(backbone)
         if queue is None:
-            queue = _queues[backbone] = Later(backbone)
+            queue = _queues[backbone] = Background(backbone)
         return queue
 
 
 class Ahead(Generic[Made]):
     """One thing that is prepared for the next request of its owner alone. Thread-safe.
 
-    What is prepared for all owners on a backbone counts towards the memory of its later work, which drops it
-    first. Nothing is prepared for an owner that is gone.
+    What is prepared for all owners on a backbone counts towards the memory of its background work, which
+    drops it first. Nothing is prepared for an owner that is gone.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._queue = later_of(engine)
+        self._queue = background_of(engine)
         self._lock = forks.Lock()
-        self._pieces: list[LaterPiece] = []  # the last one, until it is taken
+        self._pieces: list[BackgroundPiece] = []  # the last one, until it is taken
         weakref.finalize(self, _forget, self._pieces)
 
     def begin(self, make: Callable[[], Ready[Made] | None]) -> None:
-        """Make something ahead, as later work; what was made before is dropped.
+        """Make something ahead, as background work; what was made before is dropped.
 
         ``make`` must not hold the owner.
         """
         with self._lock:
             self._take()
-            self._pieces.append(self._queue.add(make, Worth.GUESS, dropped=logger.info))
+            self._pieces.append(self._queue.add(make, Priority.GUESS, dropped=logger.info))
 
     def take(self) -> Made | None:
         """What was made, which is given once; None if nothing was, or not yet. Work on it ends."""
@@ -483,6 +485,6 @@ class Ahead(Generic[Made]):
         return made
 
 
-def _forget(pieces: Sequence[LaterPiece]) -> None:
+def _forget(pieces: Sequence[BackgroundPiece]) -> None:
     for piece in pieces:
         piece.forget()

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from kamera.ops import PatchBudget
-from kamera.patches.background import Later
+from kamera.patches.background import Background
 from kamera.patches.losses import Losses
 from kamera.store import (
     ChunkStore,
@@ -51,7 +51,7 @@ class Catalogue:
     decides again.
     """
 
-    def __init__(self, store: ChunkStore, context: Context, queue: Later | None, losses: Losses) -> None:
+    def __init__(self, store: ChunkStore, context: Context, queue: Background | None, losses: Losses) -> None:
         self.store = store
         self.context = context
         self.losses = losses

@@ -15,7 +15,7 @@ from kamera.engines import Engine, Span
 from kamera.errors import IncompatibleChunk, UnknownChunk, quote
 from kamera.ops import Patch, PatchBudget
 from kamera.patches.anchor import Anchor, StoredIdentity
-from kamera.patches.background import Later, Owed, Worth, later_of, put_owed, waiting_records
+from kamera.patches.background import Background, Owed, Priority, background_of, put_owed, waiting_records
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts, prefill_behind, prefix_kv
 from kamera.patches.losses import Losses, Strict
@@ -64,7 +64,7 @@ class Encodings:
         )
 
     def make(self, chunk: Chunk, *, later: bool = False) -> Facts:
-        """Encode a chunk and store its encoding, as later work if ``later``; a store's error is a loss.
+        """Encode a chunk and store its encoding, as background work if ``later``; a store's error is a loss.
 
         Raises the errors of `Engine.encode`.
         """
@@ -82,10 +82,10 @@ class Encodings:
             self._losses.note_for_next(f"{what}: {why}")
 
         if later:  # not even the record is made before the first token
-            queue, name = later_of(self._backbone), (self.context, chunk.id)
+            queue, name = background_of(self._backbone), (self.context, chunk.id)
             self._waiting[name] = facts
             self._store.awaited[id(queue)] = queue.flush
-            queue.add(owed, Worth.CHUNK, facts.encoded.tensors.values(), drop, reads=())
+            queue.add(owed, Priority.CHUNK, facts.encoded.tensors.values(), drop, reads=())
         else:
             put_owed(owed())
         return facts
@@ -129,7 +129,7 @@ class Former:
         store: ChunkStore,
         anchor: Anchor,
         budget: PatchBudget,
-        queue: Later | None = None,
+        queue: Background | None = None,
         losses: Losses | None = None,
         max_error: float | None = None,
     ) -> None:

@@ -79,7 +79,7 @@ class Losses:
         note = " ".join(note.split())
         notes: list[str] | None = getattr(self._operation, "notes", None)
         if notes is None:
-            self.note_for_next(note)  # of later work: the next report names it
+            self.note_for_next(note)  # of background work: the next report names it
         elif note not in notes:
             notes.append(note)
         logger.warning("%s", note)

@@ -1,7 +1,7 @@
-"""Patches and canonicals made: of a prefill, behind a line of chunks, now or as later work.
+"""Patches and canonicals made: of a prefill, behind a line of chunks, now or as background work.
 
-A patch is the difference of two copies of a chunk's KV. What is made as later work is known to every former
-on its store until it is stored.
+A patch is the difference of two copies of a chunk's KV. What is made as background work is known to every
+former on its store until it is stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import Deltas, PatchBudget, Sized, deficit, kv_tensors, patch_error, uniform_offset
-from kamera.patches.background import Owed, Worth, later_of, put_owed
+from kamera.patches.background import Owed, Priority, background_of, put_owed
 from kamera.patches.catalogue import possible_names, stored_patch, worth_harvesting
 from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of
 from kamera.patches.former import Former
@@ -114,7 +114,7 @@ def keep_patch(
         held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
         dropped, name = partial(patch_dropped, former, facts), (former.context, facts.chunk_id)
         former.store.awaited[id(former.queue)] = former.queue.flush
-        former.queue.add(form, Worth.PATCH, held, dropped, name, reads=())
+        former.queue.add(form, Priority.PATCH, held, dropped, name, reads=())
     former.catalogue.forget(patch_key(former.context, facts.chunk_id, before.names, "exact", base))
     return True
 
@@ -244,13 +244,13 @@ def _form_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
 def archive_later(
     former: Former, leaving: Iterable[tuple[Facts, Copy | None]], needed: Sequence[Facts] = ()
 ) -> None:
-    """Store the canonicals of chunks as later work: one that is at hand, the others prefilled together.
+    """Store the canonicals of chunks as background work: one that is at hand, the others prefilled together.
 
     The store waits for it when it is closed. If it is dropped, the next report names the chunks of
     ``leaving``, which are offered again when they leave again. ``needed`` are chunks whose canonicals other
-    later work reads, and forms if this is dropped.
+    background work reads, and forms if this is dropped.
     """
-    queue, alone = later_of(former.backbone), list[Facts]()
+    queue, alone = background_of(former.backbone), list[Facts]()
     former.store.awaited[id(queue)] = queue.flush
     for facts, canonical in leaving:
         former.waiting[former.context, facts.chunk_id] = facts
@@ -285,9 +285,9 @@ def follow_later(former: Former, facts: Facts, predecessor: Facts) -> None:
         logger.info("a patch of chunk %s behind its predecessor was not formed: %s", facts.chunk_id[:12], why)
 
     holds = [tensor for each in (facts, predecessor) for tensor in each.encoded.tensors.values()]
-    queue = later_of(former.backbone)
+    queue = background_of(former.backbone)
     former.store.awaited[id(queue)] = queue.flush
-    queue.add(form, Worth.PATCH, holds, dropped, reads=facts.reads | predecessor.reads)
+    queue.add(form, Priority.PATCH, holds, dropped, reads=facts.reads | predecessor.reads)
 
 
 def _own(former: Former, facts: Facts, copy: Copy) -> list[Owed]:
@@ -320,10 +320,10 @@ def _add(
 
     holds = [*kv, *(tensor for facts in chunks for tensor in facts.encoded.tensors.values())]
     reads = frozenset[str]().union(*(facts.reads for facts in chunks))
-    later_of(former.backbone).add(archive, Worth.CHUNK, holds, dropped, reads=reads)
+    background_of(former.backbone).add(archive, Priority.CHUNK, holds, dropped, reads=reads)
 
 
 def await_archives(former: Former) -> None:
     """Wait until all that is to be archived is stored: for searches over all that was archived."""
     if former.waiting:
-        later_of(former.backbone).flush()
+        background_of(former.backbone).flush()

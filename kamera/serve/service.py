@@ -150,7 +150,7 @@ class Service:
             return self._lives[tenant]
 
     def close(self) -> int:
-        """Complete later work and saves; the number of saved sessions. Raises as `SessionPool.flush`."""
+        """Complete background work and saves; the number of saved sessions. Raises as `SessionPool.flush`."""
         try:
             for pool in self._pools.values():
                 pool.flush()

@@ -1,4 +1,4 @@
-"""Anticipation: after an answer a session prepares its next prompt's window, as later work.
+"""Anticipation: after an answer a session prepares its next prompt's window, as background work.
 
 What leaves next is often known: the edit policy says so, or a rule that the client was seen to follow.
 Stand-ins of the shape of earlier turns' messages take the place of those that are not known yet: the first
@@ -26,7 +26,7 @@ from kamera.content import Message
 from kamera.edits import Client, Foreseen, alike, due
 from kamera.engines import Engine
 from kamera.errors import KameraError
-from kamera.patches import Ahead, Ready, later_of
+from kamera.patches import Ahead, Ready, background_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Manner, anchor_ids, end_of, prefix_tokens, prompt_of_messages
 from kamera.sessions.showing import State, choose_treatment
@@ -67,7 +67,7 @@ class Habits:
             self._turns.append((old_history, new_history))
             self._allowed += prefix_misses
 
-    # later work is one thread: no other learns or guesses meanwhile
+    # background work is one thread: no other learns or guesses meanwhile
 
     def client(self) -> Client:
         """What is known of the client after the turns that were answered; nothing of one that is doubted."""
@@ -106,13 +106,13 @@ class Anticipation:
 
     def __init__(self, engine: Engine) -> None:
         self.habits = Habits()
-        self._queue = later_of(engine)
+        self._queue = background_of(engine)
         self._preparation: Ahead[State] = Ahead(engine)
         self._lock = forks.Lock()
         self._begun: tuple[weakref.ref[State], Manner] | None = None
 
     def begin(self, state: State, anchors: Anchors, manner: Manner) -> None:
-        """Prepare for what follows on ``state``, as later work; what was prepared for another is dropped."""
+        """Prepare for what follows on ``state``, in the background; what was for another is dropped."""
         # a session that is gone needs nothing prepared, and its window is not held for that
         habits, state_reference = self.habits, weakref.ref(state)
         with self._lock:

@@ -34,7 +34,7 @@ from kamera.edits import (
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import InvalidDirective, KameraError, StoreFull
 from kamera.files import user_path
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.sessions.anchors import Anchors, History, whole_history
 from kamera.sessions.anticipation import Anticipation
 from kamera.sessions.engine_turns import EngineAnchors, anchors_over, answer_options, refuse_over_engine
@@ -70,7 +70,8 @@ class ChatSession:
     present ones, ``"forget"`` prefills it (equal to a run that never saw the removed ones), ``"auto"`` takes
     the cheapest that the reuse policy admits. Without a ``policy`` the KV of "auto" and "forget" is exact.
 
-    ``anticipates``: after each answer what the next turn will drop is prepared (`anticipate`), as later work.
+    ``anticipates``: after each answer what the next turn will drop is prepared (`anticipate`), as background
+    work.
 
     ``uncached=True`` lets the plain model answer a prompt that no window can hold (it cannot be cut, its
     text spells a special token, it is longer than ``max_tokens``, …), with the reason in
@@ -167,8 +168,8 @@ class ChatSession:
         return self._account.usage
 
     def flush(self) -> None:
-        """Wait for all later work of this session's backbone; raises as `KameraWindow.flush`."""
-        later_of(self.backbone).flush()
+        """Wait for all background work of this session's backbone; raises as `KameraWindow.flush`."""
+        background_of(self.backbone).flush()
 
     def render(self) -> Rendered:
         """The history after the chat template, cut into segments. Indices of directives refer to it."""
@@ -319,7 +320,7 @@ class ChatSession:
         return logits
 
     def anticipate(self) -> None:
-        """Prepare the next prompt's window, as later work, as far as that is foreseen (docs/sessions.md).
+        """Prepare the next prompt's window in the background, as far as it is foreseen (docs/sessions.md).
 
         What the edit policy removes next is known, and so is what a client's own rule removes, once a turn
         has shown it (`kamera.edits.Client`). The next turn never waits for it, and serves of it what its

@@ -21,7 +21,7 @@ from kamera.engines import (
     open_accounts,
 )
 from kamera.errors import UnsupportedByEngine
-from kamera.patches import Worth, later_of
+from kamera.patches import Priority, background_of
 from kamera.sessions.anchors import Anchors, conversations_of
 from kamera.sessions.grammar import Bound
 from kamera.sessions.layout import Layout, SessionWindow, choices, count_anchor_segments, mode_of
@@ -75,7 +75,7 @@ class EngineAnchors(Anchors):
         return EngineWindow(self.engine, self.backbone, self.store, fingerprint=name, **options), Spent()
 
     def prepare(self, window: SessionWindow | None) -> None:
-        """Have the engine prefill what may lead a window next, as later work (`EngineWindow.keep`)."""
+        """Have the engine prefill what may lead a window next, as background work (`EngineWindow.keep`)."""
         if not isinstance(window, EngineWindow):
             return
         branch = self.fork(window)
@@ -83,9 +83,9 @@ class EngineAnchors(Anchors):
         def work() -> None:
             branch.keep(_LEADS)
 
-        queue = later_of(self.backbone)
+        queue = background_of(self.backbone)
         self.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
-        queue.add(work, Worth.GUESS, dropped=logger.info)
+        queue.add(work, Priority.GUESS, dropped=logger.info)
 
 
 def anchors_over(engine: Completes | None, backbone: Engine, store: ChunkStore, **options: Any) -> Anchors:

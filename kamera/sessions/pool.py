@@ -21,7 +21,7 @@ from kamera.edits import Directive, EditPolicy
 from kamera.engines import Account, Completes, HasEngine, Usage, engine_of
 from kamera.errors import KameraError, SessionConflict, UnknownSession, UnsupportedByEngine, quote
 from kamera.ops import digest
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.sessions.anchors import SYSTEM_PROMPTS, Anchors, Branches, check_count, conversations_of
 from kamera.sessions.chat import ChatSession, open_session
 from kamera.sessions.engine_turns import anchors_over
@@ -91,7 +91,7 @@ class Telling:
         self._prefix = f"{tenant}: " if tenant and not callable(traces) else ""
 
     def __call__(self, event: Event) -> None:
-        if session := _SESSION.get():  # else it is later work, which no turn may ever show
+        if session := _SESSION.get():  # else it is background work, which no turn may ever show
             self._to(replace(event, session=self._prefix + session))
 
 
@@ -117,8 +117,8 @@ class PoolMetrics:
     ``unknown``: the id did not exist. ``failed``: nothing was published. ``uncached``: the plain model
     answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``evicted_count``,
     ``evicted_bytes``: sessions evicted from memory by either limit. ``evicted_saved``: saved sessions removed
-    by theirs. ``anchors``: system prompts prefilled. ``dropped``: pieces of the backbone's later work that
-    were dropped over its bytes. ``anticipated``: turns that began with what was prepared for them;
+    by theirs. ``anchors``: system prompts prefilled. ``dropped``: pieces of the backbone's background work
+    that were dropped over its bytes. ``anticipated``: turns that began with what was prepared for them;
     ``misjudged``: turns for which something else was prepared.
     """
 
@@ -383,12 +383,12 @@ class SessionPool:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: it may have been evicted")
 
     def flush(self) -> None:
-        """Wait for all later work, and until all sessions are saved.
+        """Wait for all background work, and until all sessions are saved.
 
         Raises the first error that kept a session from being saved since the last call; SessionConflict for
         one that another process had continued.
         """
-        later_of(self.backbone).flush()
+        background_of(self.backbone).flush()
         if self._saves is not None:
             self._saves.flush()
 
@@ -408,7 +408,7 @@ class SessionPool:
                 counts[name] += count if tenant in (None, whose) else 0
             anchors = [a for whose, a in self._tenants.items() if tenant in (None, whose)]
         counts["anchors"] = sum(a.prefill_count for a in anchors)
-        counts["dropped"] = 0 if tenant is not None else later_of(self.backbone).dropped
+        counts["dropped"] = 0 if tenant is not None else background_of(self.backbone).dropped
         return PoolMetrics(**counts)
 
     def count_sessions(self, tenant: str) -> int:

@@ -25,7 +25,7 @@ from kamera.content import Encoded
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
-from kamera.patches import Copy, Former, Ready, Worth, later_of
+from kamera.patches import Copy, Former, Priority, Ready, background_of
 from kamera.trust import LOSSY, AuditFinding, ReusePolicy, lacking_bound
 from kamera.window.plan import Cost, Plan
 from kamera.window.requests import Append, NamedRequest, Newcomer, Recall, Request, Slide
@@ -145,7 +145,7 @@ def auditor_of(backbone: Engine) -> Auditor:
 
 
 def queue_audits(executor: Executor, state: WindowState, served: Sequence[int], share: float) -> None:
-    """Audit a ``share`` of the slots ``served`` (indices), which ``executor.live`` shows now, as later work.
+    """Audit a ``share`` of the slots ``served`` (indices), shown by ``executor.live``, in the background.
 
     Survivors are passed over: what has left is no more at hand to prefill them behind. So is what stands
     behind a chunk that shows its clean view, which it never attended to. Audits are the first work to be
@@ -163,13 +163,13 @@ def queue_audits(executor: Executor, state: WindowState, served: Sequence[int], 
     for index in auditable:  # each runs itself, its canonical if it is served from one, and the anchor
         seat, anchor = state.seats.seats[index], executor.former.anchor.length if index == 0 else 0
         candidates.append((index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor))
-    queue = later_of(executor.former.backbone)
+    queue = background_of(executor.former.backbone)
     for index in auditor_of(executor.former.backbone).choose(candidates, share):
         kv = kv_copy(executor.live.read(index + 1))
         spans = executor.spans(state)[: index + 1]
         holds = [*kv_tensors(kv), *(t for span in spans for t in kv_tensors(span.kv))]
         executor.former.store.awaited[id(queue)] = queue.flush  # no work meets a closed store
-        queue.add(partial(audit_and_tell, executor, state, index, kv), Worth.AUDIT, holds, note_drop)
+        queue.add(partial(audit_and_tell, executor, state, index, kv), Priority.AUDIT, holds, note_drop)
 
 
 def slots_to_audit(plan: Plan, state: WindowState) -> list[int]:

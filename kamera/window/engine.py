@@ -284,7 +284,7 @@ class EngineWindow:
         Or of the first ``count`` chunks, one of which may lead soon. An engine that harvests then stores it,
         and patches of its prefills from then on. It is asked once for each, and again if the store has lost
         it. Returns the number of prompts, which no answer waits for: they have a low priority, and are
-        counted as later work.
+        counted as background work.
         """
         chunk_ids = set(self._seats.chunk_ids[:count])
         stored_ids = {chunk_id for chunk_id in chunk_ids if self._rows.has_canonical(chunk_id)}

@@ -55,8 +55,8 @@ class Event:
     ``anchor_tokens`` tokens in front, ``max_tokens`` the window's bound.
 
     ``before`` are the slots before the operation; the ``report`` has those after it, and ``outcomes`` has one
-    entry for each of these. ``later`` is the planned cost of what it leaves for later work, ``usage`` the
-    account of the window so far, ``memory`` the bytes that it holds, those of forks included, and
+    entry for each of these. ``later`` is the planned cost of what it leaves for background work, ``usage``
+    the account of the window so far, ``memory`` the bytes that it holds, those of forks included, and
     ``cached`` those of objects in the memory of its store.
 
     ``pictures`` are small JPEG files of chunks that came by it, by chunk id, as far as their pictures are at

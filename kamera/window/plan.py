@@ -238,7 +238,7 @@ class Prefill:
 class Archive:
     """A chunk's canonical is stored before it leaves or moves; ``tokens`` as for `Place`.
 
-    ``later``: after the operation, as later work.
+    ``later``: after the operation, as background work.
     """
 
     number: int
@@ -310,7 +310,7 @@ class Cost:
 
 
 def cost_of(steps: Iterable[Step], encodes: int = 0) -> Cost:
-    """What the steps of an operation run before later work, with its vision encodes."""
+    """What the steps of an operation run before background work, with its vision encodes."""
     run_steps = [step for step in steps if step.tokens]
     joined_count = sum(isinstance(step, Prefill) and step.joined for step in run_steps)
     return Cost(len(run_steps) - joined_count, sum(step.tokens for step in run_steps), encodes)
@@ -351,7 +351,7 @@ class Plan:
     def tail_prefill(self) -> Prefill | None:
         """The first of the prefills at the tail of the window after which nothing runs; None without any.
 
-        The question shares a forward with them: what comes after it is later work.
+        The question shares a forward with them: what comes after it is background work.
         """
         steps = [
             step
@@ -482,13 +482,13 @@ class Planner:
         is_session = isinstance(request, Arrange) and not request.archive
         self._forms_patches = not is_session or self.policy.admits("patched", "near")
         self.steps: list[Step] = []
-        self.late_steps: list[Archive | Harvest | Follow] = []  # steps that are later work
+        self.late_steps: list[Archive | Harvest | Follow] = []  # steps that are background work
         self.left_numbers: list[int] = []
-        self.late_seats: dict[str, Seat] = {}  # chunks whose canonicals later work computes
+        self.late_seats: dict[str, Seat] = {}  # chunks whose canonicals background work computes
         self.heads: dict[str, tuple[tuple[str, int], ...]] = {}
         self._wrapper: tuple[str, tuple[tuple[str, int], ...]] = ("", ())  # of a picture, by its id
         self._new_ids: set[str] = set()
-        self._first_ids: set[str] = set()  # canonicals at hand that later work puts first
+        self._first_ids: set[str] = set()  # canonicals at hand that background work puts first
         self._followed: list[Seat] = []
         self._notes: list[str] = []
         self._formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = {}  # patches of this plan
@@ -678,7 +678,7 @@ class Planner:
         return self.leave(state, indices) if indices else state
 
     def _owe_canonicals(self, recurring: Collection[str]) -> None:
-        """Leave to later work the canonicals of recurring chunks that are prefilled, if not made anyway."""
+        """Leave canonicals of prefilled recurring chunks to background work, if not made anyway."""
         if self.policy.on_miss != "form" or self.policy.forms == "always":
             return
         for seat in [step.seat for step in self.steps if isinstance(step, Prefill)]:
@@ -692,7 +692,7 @@ class Planner:
     # -- one chunk -----------------------------------------------------------------------------
 
     def archive_leaving(self, seat: Seat) -> Seat:
-        """Archive a chunk that leaves: now with the patch of its prefill, or its canonical as later work."""
+        """Archive a chunk that leaves: now with the patch of its prefill, or its canonical later."""
         if self.policy.forms == "always":
             return self.archive(seat)
         if isinstance(self.request, Arrange) and not self.request.archive:
@@ -704,7 +704,7 @@ class Planner:
         return replace(seat, archived=True)
 
     def leave_canonical_for_later(self, seat: Seat) -> None:
-        """Leave the canonical of a chunk to later work."""
+        """Leave the canonical of a chunk to background work."""
         self.late_steps.append(Archive(seat.number, later=True))
         self.late_seats[seat.chunk_id] = seat
 
@@ -954,7 +954,7 @@ class Planner:
         return tokens
 
     def later_cost(self) -> Cost:
-        """The cost of the canonicals that are left to later work: those of one form run in one forward."""
+        """The cost of the canonicals left to background work: those of one form run in one forward."""
         canonical_ids = self._new_ids | self.view.pending
         seats = [seat for seat in self.late_seats.values() if seat.chunk_id not in canonical_ids]
         tokens = [s.length - self._stored_head_tokens(s, canonical_ids | self._first_ids) for s in seats]

@@ -26,11 +26,11 @@ from kamera.patches import (
     Former,
     Losses,
     Owed,
-    Worth,
+    Priority,
     archive_later,
+    background_of,
     follow_later,
     keep_patch,
-    later_of,
     patch_dropped,
     patch_to_put,
     prefix_kv,
@@ -214,7 +214,9 @@ class Executor:
         max_tokens: int | None,
     ) -> Executor:
         """That of a new window under ``policy``."""
-        former = Former(backbone, store, anchor, policy.budget, later_of(backbone), losses, policy.max_error)
+        former = Former(
+            backbone, store, anchor, policy.budget, background_of(backbone), losses, policy.max_error
+        )
         return cls(former, backbone.live(holds=True), Spots(backbone, anchor), max_tokens)
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
@@ -602,7 +604,7 @@ class _PlanRun:
             raise RowLied
 
     def queue_later_steps(self, steps: Sequence[Archive | Harvest | Follow]) -> None:
-        """Leave steps to later work: first all canonicals that they need, together."""
+        """Leave steps to background work: first all canonicals that they need, together."""
         archives, bases, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
         for step in steps:
             facts = self.tensors[step.number].facts
@@ -632,8 +634,8 @@ class _PlanRun:
                 return patch_to_put(former, facts, copy, before, base)
 
         holds = [*kv_tensors(copy.kv), *before.tensors]
-        later_of(former.backbone).add(
-            harvest, Worth.PATCH, holds, partial(patch_dropped, former, facts), reads=facts.reads
+        background_of(former.backbone).add(
+            harvest, Priority.PATCH, holds, partial(patch_dropped, former, facts), reads=facts.reads
         )
 
     def _before_of(self, number: int) -> Before:

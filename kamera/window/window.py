@@ -32,9 +32,9 @@ from kamera.patches import (
     Facts,
     Former,
     Losses,
+    background_of,
     form_orbit,
     form_orders,
-    later_of,
     prefill_anchor,
 )
 from kamera.store import ChunkStore, Hit, check_store, memory_of
@@ -274,8 +274,8 @@ class KameraWindow:
         window's own bound: each chunk stands, as given, that fits beside those before it, and a note names
         the others; WindowFull if none fits. ``order`` "free": the fewest tokens run, then the fewest
         forwards, of equal ones the order given; all orders of four chunks are priced, of more the most
-        promising, and none that is dearer than the given one is taken. "given" keeps that. Later work is not
-        counted.
+        promising, and none that is dearer than the given one is taken. "given" keeps that. Background work is
+        not counted.
         """
         check_placing(chunks, max_tokens, order)
         items = [*{self._id_of(item): item for item in map(self._item, chunks)}.values()]
@@ -556,8 +556,8 @@ class KameraWindow:
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait for all later work: archives, patches, audits. The next report names what was not kept."""
-        later_of(self._backbone).flush()
+        """Wait for background work: archives, patches, audits. The next report names what was not kept."""
+        background_of(self._backbone).flush()
 
     def save(self, path: str | Path) -> str:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
@@ -567,7 +567,7 @@ class KameraWindow:
         operating system refuses, or if the directory holds something else, which stays.
         """
         if self._former.queue is not None:  # without one its patches are formed at once
-            for chunk_id in self._state.seats.chunk_ids:  # other later work goes on
+            for chunk_id in self._state.seats.chunk_ids:  # other background work goes on
                 self._former.queue.flush_named((self._former.context, chunk_id))
         return save_window(user_path(path), self._executor, self._state, self._policy)
 
@@ -885,7 +885,7 @@ def keep_kv(window: KameraWindow) -> Recipe:
     antecedents, survivors included) by its content. No forward runs. Raises StoreError.
     """
     window._check_backbone()
-    later_of(window._backbone).flush()
+    background_of(window._backbone).flush()
     window._state, window._plans = store_state(window._executor.former, window._state), ()
     return recipe_of(window._executor.former, window._state)
 

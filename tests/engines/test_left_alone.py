@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.errors import KameraError
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.sessions import Stream
 from tests.engines.compare import relative
 from tests.models import families
@@ -127,7 +127,7 @@ def test_a_call_leaves_the_model_and_the_process_as_they_were(engine, call, mode
     try:
         before = state_of(model)
         CALLS[call](engine)
-        later_of(engine).flush()
+        background_of(engine).flush()
         after = state_of(model)
     finally:
         model.eval()

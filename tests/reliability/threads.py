@@ -21,7 +21,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import HfEngine
 from kamera.ops.digest import tensor_digest
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.store import StoreAdmin
 from kamera.window import Report
 
@@ -58,11 +58,11 @@ def compare(
     with ChunkStore.open("memory://") as store:
         with _bystander(backbone, plain) as wrong, _switching(), ThreadPoolExecutor(threads) as pool:
             together = list(pool.map(lambda thread: work(store, thread), range(threads)))
-        later_of(backbone).flush()
+        background_of(backbone).flush()
         got = contents(store)
     with ChunkStore.open("memory://") as store:
         alone = [work(store, thread) for thread in range(threads)]
-        later_of(backbone).flush()
+        background_of(backbone).flush()
         want = contents(store)
     pairs = [pair for a, b in zip(together, alone, strict=True) for pair in zip(a, b, strict=True)]
     return {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kamera import ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.reuse import RULES, Prompt
 from kamera.window import sequence_of
 from tests.reuse.rig import HEAD, error, family, plain, reuser, words
@@ -100,12 +100,12 @@ LONG = [[2, 3, 4], [4, 2, 3], [3, 4, 2], [2, 4, 3], [4, 3, 2], [3, 2, 4]]
 
 
 def served(one, orders) -> tuple[float, int]:
-    """The share of the last prompt's tokens that is not prefilled, and the tokens of all later work."""
+    """The share of the last prompt's tokens that is not prefilled, and the tokens of all background work."""
     later = 0
     for order in orders:
         plan = one.prepare(shuffled(order))
         done = plan.run()
-        later_of(one.backbone).flush()
+        background_of(one.backbone).flush()
         later += plan.later.tokens
     taken = sum(a.tokens for a in done.admissions if a.tier != "none")
     return taken / sum(a.tokens for a in done.admissions), later
@@ -121,13 +121,13 @@ def test_plans_and_account_tell_all_forwards(minimum, forms):
     with watching(backbone, later=True) as seen:
         one = reuser(backbone, policy=policy, rule=RULE)
         one.prepare(shuffled(LONG[0]))  # the anchor
-        later_of(backbone).flush()
+        background_of(backbone).flush()
         before = one.usage()
         said = [0, 0]
         for order in (*LONG, LONG[0], LONG[1]):
             plan = one.prepare(shuffled(order))
             plan.run()
-            later_of(backbone).flush()
+            background_of(backbone).flush()
             for cost in (plan.cost, plan.later):
                 said = [said[0] + cost.forwards, said[1] + cost.tokens]
     after = one.usage()

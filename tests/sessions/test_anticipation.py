@@ -14,7 +14,7 @@ from kamera import ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
 from kamera.edits import policies
 from kamera.engines import calls_of
 from kamera.engines.hf import HfEngine
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.window import sequence_of
 from tests.content.templates import screens
 from tests.engines.compare import relative
@@ -43,8 +43,8 @@ def frames() -> list:
 @pytest.fixture(autouse=True)
 def nothing_waits(backbone):
     yield
-    later_of(backbone).flush()
-    later_of(backbone).limit = 1 << 30
+    background_of(backbone).flush()
+    background_of(backbone).limit = 1 << 30
 
 
 def shown(picture, text: str = "What is the value of tag 3?") -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_random_edits_of_a_tiny_model_are_answered_as_the_plain_model_does(polic
         assert relative(session.fork().next_token_logits(history), want) <= 1e-4
         history = [*history, {"role": "assistant", "content": turn.text}]
         session.anticipate()
-        later_of(backbone).flush()
+        background_of(backbone).flush()
     assert {None, 0} < set(found), "some were right, some wrong, some turns had none"
 
 
@@ -182,7 +182,7 @@ def test_a_request_ends_the_work_at_its_next_layer_and_waits_for_nothing_else(ba
     for frame in frames[:3]:
         session.send(shown(frame), **OPTIONS)
     session.flush()
-    queue, begun, seen = later_of(backbone), threading.Event(), []
+    queue, begun, seen = background_of(backbone), threading.Event(), []
 
     def at_layer(index: int) -> None:
         seen.append(f"ahead {index}" if queue.is_own_thread else "call")

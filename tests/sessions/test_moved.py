@@ -138,4 +138,4 @@ def test_a_departure_is_prepared_behind_texts_that_were_cut_anew(caplog):
         turn = chat.send(f"Case {number * 37}, page {number}. {RULES[:400]}", **GREEDY)
         chat.flush()
     assert chat.state.layout.prompt.cuts and turn.report.anticipated
-    assert "later work failed" not in caplog.text
+    assert "background work failed" not in caplog.text

@@ -53,7 +53,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Ran:
-    """Tokens of one turn: before its answer, those that are new, a prefix cache's, and all later work's."""
+    """Tokens of one turn: before its answer, new ones, a prefix cache's, and all in the background."""
 
     now: int
     new: int

@@ -119,7 +119,7 @@ def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
         turns = [session.send(shown(frame), **OPTIONS) for frame in frames]
         session.flush()
         usage = session.usage()
-    assert usage.background.forwards > 0, "audits and archives are later work"
+    assert usage.background.forwards > 0, "audits and archives are background work"
     assert usage.now.forwards + usage.background.forwards == seen.forwards
     assert usage.now.tokens + usage.background.tokens == seen.tokens
     assert usage.now.vision_encodes + usage.background.vision_encodes == seen.encodes

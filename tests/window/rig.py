@@ -15,7 +15,7 @@ from kamera.content import Spoken
 from kamera.engines import Engine, Usage
 from kamera.engines.hf import HfEngine
 from kamera.ops import KV, kv_copy, kv_of, relocate_kv
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.window import Arrange, former_of, sequence_of
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
@@ -266,11 +266,11 @@ class Seen:
 def watching(backbone: HfEngine, *, later: bool = False) -> Iterator[Seen]:
     """Count runs of the first decoder layer and of the vision tower, those of an operation alone.
 
-    With ``later`` those of later work, too, which accounts bear: what windows before left for later is done
-    first.
+    With ``later`` those of background work, too, which accounts bear: what windows before left for later is
+    done first.
     """
     seen = Seen()
-    queue = later_of(backbone)
+    queue = background_of(backbone)
     if later:
         queue.flush()
 

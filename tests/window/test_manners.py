@@ -9,7 +9,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import InvalidPermutation
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.window import WindowMemory, former_of
 from tests.window.rig import make, over, rig
 from tests.window.test_errors import assert_refused
@@ -89,7 +89,7 @@ def test_a_wrong_argument_is_named_in_one_line(window, case):
 
 def blocks(*windows: KameraWindow) -> dict[tuple, int]:
     """Every block of memory that tensors reachable from windows lie in, found by the collector's own walk."""
-    outside = [o for w in windows for o in (*over(w), later_of(former_of(w).backbone), w._family)]
+    outside = [o for w in windows for o in (*over(w), background_of(former_of(w).backbone), w._family)]
     seen = {id(o) for o in outside}
     todo: list = [part for w in windows for part in (w._state, w._executor.live, former_of(w).anchor)]
     found = {}

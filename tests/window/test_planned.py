@@ -89,7 +89,7 @@ def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[
     """Each operation, what its plan said of it, and what was: cost, chunks, guarantees, who left."""
     for operation in operations:
         verb, given_, options = asked(window, chunks, operation)
-        window.flush()  # a plan tells of the store as it is, which later work still changes
+        window.flush()  # a plan tells of the store as it is, which background work still changes
         try:
             planned = window.plan(requested(window, verb, given_, options))
         except (KameraError, ValueError, IndexError):

@@ -11,7 +11,7 @@ from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import LiveExecutor, Part, Recipe, RowKey
 from kamera.errors import IncompatibleChunk, InvalidRecipe, StaleRecipe
 from kamera.ops import apply_patch, relocate_kv
-from kamera.patches import later_of
+from kamera.patches import background_of
 from kamera.window import former_of, keep_kv, shown_spans
 from tests.engines.compare import worst
 from tests.window.rig import FULL_RANK, frame, make, over, rig, watching
@@ -25,7 +25,7 @@ def window():
     backbone, chunks = rig("qwen2_5_vl", 4)
     with ChunkStore.open("memory://") as store:
         window = make(backbone, store, *chunks[:3], policy=FORMING)
-        later_of(backbone).flush()
+        background_of(backbone).flush()
         yield window
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.patches import later_of
+from kamera.patches import background_of
 from tests.models.hooks import hooked
 from tests.window.rig import QUESTION, SYSTEM, borne, rig, watching
 
@@ -121,5 +121,5 @@ def test_windows_of_several_threads_bear_their_own_work():
             thread.start()
         for thread in threads:
             thread.join()
-        later_of(own).flush()
+        background_of(own).flush()
     assert borne(seen, *(window.usage() for window in windows))

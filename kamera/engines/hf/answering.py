@@ -124,7 +124,7 @@ class Steps:
 
     @property
     def runs_alone(self) -> bool:
-        """True in a thread that runs its own forwards: later work, under autocast, alone on the model."""
+        """True in a thread that runs its own forwards: in the background, under autocast, alone on it."""
         device = input_device(self._model.model)
         if is_later() or self._model.turns.holds_model or torch.is_autocast_enabled(device.type):
             return True

@@ -57,7 +57,7 @@ class HfEngine(HfContents):
     forwards (`Steps`). Operations without a forward never wait.
 
     Hooks are added that count forwards, one that stops forwards that only encode, and one in front of each
-    layer, where forwards of later work stop while a call is in progress.
+    layer, where forwards of background work stop while a call is in progress.
     """
 
     facts: ModelFacts

@@ -116,7 +116,7 @@ class ModelIdentity:
     def check_forward(self) -> None:
         """Before a forward: raise IncompatibleChunk if hooks that came or went make it another model.
 
-        Later work also raises as `check`, for the model that it was handed over for.
+        Background work also raises as `check`, for the model that it was handed over for.
         """
         if expected := expected_fingerprint():
             self.check(expected)

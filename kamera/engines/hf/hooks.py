@@ -1,6 +1,6 @@
 """Forward hooks: Kamera's own, which count work or stop a forward, and foreign ones, which may change it.
 
-Also the turns of forwards on one model (`Pauses`), which later work gives up between layers.
+Also the turns of forwards on one model (`Pauses`), which background work gives up between layers.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Meter:
 
 
 class Pauses(OwnHook):
-    """Turns of forwards on one model: each alone or beside others, and later work behind ``calls``.
+    """Turns of forwards on one model: each alone or beside others, and background work behind ``calls``.
 
     It is a hook in front of the layers of its ``decoder``, which stops the forwards that pause. There, and in
     front of the layers of ``towers``, a call ends that was cancelled (`cancel_when`).
@@ -182,8 +182,8 @@ class Pauses(OwnHook):
     def forward_turn(self, *, alone: bool, pauses: bool) -> Iterator[None]:
         """Context of one forward, which is ``alone`` on the model. Raises WorkCancelled.
 
-        Later work gives way before it and, if it ``pauses``, between its layers; not while this thread holds
-        the model for more than the forward.
+        Background work gives way before it and, if it ``pauses``, between its layers; not while this thread
+        holds the model for more than the forward.
         """
         if self._exclusive.is_mine:
             yield

@@ -73,8 +73,8 @@ class Deed:
     """One operation, with the window's lanes in order afterwards, and those that left.
 
     ``prefix`` is what a prefix cache would have run, ``whole`` a prefill of everything. ``later`` are the
-    tokens that ran as later work of the window until then. ``memory``: bytes of live KV, copies, encodings,
-    and of the store's objects in memory.
+    tokens that ran as background work of the window until then. ``memory``: bytes of live KV, copies,
+    encodings, and of the store's objects in memory.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Life:
 
     @property
     def later(self) -> tuple[int, int]:
-        """Forwards and tokens of the later work of its windows."""
+        """Forwards and tokens of the background work of its windows."""
         forwards, tokens = (sum(part) for part in zip(*self._later_work.values(), strict=True))
         return forwards, tokens
 

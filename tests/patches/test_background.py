@@ -1,4 +1,4 @@
-"""The queue of later work: bounded in bytes, dropped by worth, never waited for by those who hand it over."""
+"""The queue of background work: bounded in bytes, dropped by priority, never waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.errors import StoreError
-from kamera.patches import Facts, Later, Losses, Owed, Strict, Worth
+from kamera.patches import Background, Facts, Losses, Owed, Priority, Strict
 from kamera.patches.background import waiting_records
 from kamera.store import ChunkStore, Put
 from tests.store.builders import canonical
@@ -23,7 +23,7 @@ LONG = 300
 class Gate:
     """Work in progress until it opens: all else waits behind it."""
 
-    def __init__(self, queue: Later) -> None:
+    def __init__(self, queue: Background) -> None:
         self._opened, self._begun = threading.Event(), threading.Event()
         queue.add(self._wait)
         assert self._begun.wait(LONG)
@@ -37,8 +37,8 @@ class Gate:
 
 
 @pytest.fixture
-def queue() -> Later:
-    return Later(limit=1000)
+def queue() -> Background:
+    return Background(limit=1000)
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def test_what_is_worth_least_is_dropped_first_and_of_equals_the_oldest(queue, ga
     done: list[str] = []
     told: list[str] = []
     given = [
-        ("chunk", Worth.CHUNK),
-        ("old audit", Worth.AUDIT),
-        ("patch", Worth.PATCH),
-        ("new audit", Worth.AUDIT),
+        ("chunk", Priority.CHUNK),
+        ("old audit", Priority.AUDIT),
+        ("patch", Priority.PATCH),
+        ("new audit", Priority.AUDIT),
     ]
     for name, worth in given:
         queue.add(
@@ -68,10 +68,10 @@ def test_what_is_worth_least_is_dropped_first_and_of_equals_the_oldest(queue, ga
         )
     assert (queue.held_bytes, told) == (1000, [])
     for name in ("second", "third"):
-        queue.add(lambda name=name: done.append(name), Worth.CHUNK, size(250))
+        queue.add(lambda name=name: done.append(name), Priority.CHUNK, size(250))
         assert queue.held_bytes == 1000
     assert told == ["old audit", "new audit"]
-    queue.add(lambda: done.append("fourth"), Worth.CHUNK, size(300))
+    queue.add(lambda: done.append("fourth"), Priority.CHUNK, size(300))
     assert told[2:] == ["patch", "chunk"], "a chunk only when nothing else is left"
     assert queue.held_bytes <= 1000
     assert queue.dropped == 4
@@ -84,7 +84,7 @@ def test_what_is_worth_least_is_dropped_first_and_of_equals_the_oldest(queue, ga
 def test_memory_that_several_pieces_share_counts_once(queue, gate):
     shared = torch.zeros(900, dtype=torch.uint8)
     for start in range(5):
-        queue.add(lambda: None, Worth.AUDIT, [shared[start:], shared])
+        queue.add(lambda: None, Priority.AUDIT, [shared[start:], shared])
     assert (queue.held_bytes, queue.dropped) == (900, 0)
 
 
@@ -114,7 +114,7 @@ def test_an_error_ends_its_own_piece_alone(queue, caplog):
     queue.add(lambda: done.append("next"))
     queue.flush()
     assert done == ["next"] and "must be an iterable, not bool" in caplog.text
-    assert "later work failed: says the test" in caplog.text
+    assert "background work failed: says the test" in caplog.text
     assert queue.held_bytes == 0
 
 
@@ -191,7 +191,7 @@ def test_a_refused_record_is_a_loss_of_its_own_piece(queue, gate, store, caplog)
         with one.note_in(notes):
             pass
     assert notes == ["b was not kept: no room, says the test"]
-    assert "later work failed: no room, says the test" in caplog.text
+    assert "background work failed: no room, says the test" in caplog.text
 
 
 def test_a_store_that_fails_as_a_whole_leaves_nobody_waiting(queue, gate, store, monkeypatch):

@@ -1,4 +1,4 @@
-"""Later work of windows and sessions: requests go first, its bytes are bounded, what is dropped is named."""
+"""Background work of sessions: requests go first, its bytes are bounded, what is dropped is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines.hf import HfEngine
-from kamera.patches import Later, later_of
+from kamera.patches import Background, background_of
 from tests.window.rig import watching
 
 
@@ -23,8 +23,8 @@ def frames() -> list:
 
 
 @pytest.fixture
-def queue(backbone) -> Iterator[Later]:
-    found = later_of(backbone)
+def queue(backbone) -> Iterator[Background]:
+    found = background_of(backbone)
     found.flush()
     limit = found.limit
     yield found
