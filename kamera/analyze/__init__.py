@@ -1,7 +1,7 @@
 """What reuse can gain on a workload and lose on a model, before anything is served.
 
 >>> requests = read_requests(engine, "requests.jsonl")
->>> recovery(requests)["total"]["recovered"]
+>>> table = recovery(requests)
 """
 
 from kamera.analyze.example import example
