@@ -140,6 +140,7 @@ class Tiers:
         self._turning = threading.Lock()
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
+        self._ahead: dict[str, Record | None] = {}  # being read ahead; records that no tier here has kept
         # with a directory, memory may evict a pending object: it is read again
         self.memory = Memory(memory_limit, self._uploads if disk is None else ())
         self.pins = (remote or disk or self.memory).pins
@@ -180,14 +181,17 @@ class Tiers:
                 break
             if not self._has_here(info.key) and self.memory.peek(info.key) is None:
                 names.append(info.key)
-        if not names:
+        remote = self.remote
+        if not names or remote is None:
             yield
             return
 
         def read(name: str) -> None:
-            with contextlib.suppress(KameraError, OSError):  # they come again to who asks
-                self.get(name)
+            with contextlib.suppress(KameraError, OSError), self._alone([name]):  # they come to who asks
+                if name in self._ahead:  # else who asks was first
+                    self._fetch(name, remote, is_ahead=True)
 
+        self._ahead.update(dict.fromkeys(names))
         pool = ThreadPoolExecutor(min(WORKERS, len(names)), thread_name_prefix="kamera-reads")
         try:
             for name in names:
@@ -195,6 +199,8 @@ class Tiers:
             yield
         finally:
             pool.shutdown(cancel_futures=True)
+            for name in names:
+                self._ahead.pop(name, None)
 
     def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
         """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
@@ -380,9 +386,12 @@ class Tiers:
         held = self.memory.peek(name, stamp)
         return held[1] if held is not None else None if self.disk is None else self.disk.info(name)
 
-    def _fetch(self, name: str, remote: Remote) -> Record | None:
+    def _fetch(self, name: str, remote: Remote, *, is_ahead: bool = False) -> Record | None:
         if self._has_here(name):  # fetched while this call waited
             return self._local(name)
+        ahead = None if is_ahead else self._ahead.pop(name, None)
+        if ahead is not None:
+            return ahead
         try:
             found = remote.read(name)
         except RemoteUnavailable:
@@ -391,11 +400,14 @@ class Tiers:
             return None
         record = found.record
         if self.disk is None:
-            self.memory.put(record, found.info)
+            if not self.memory.put(record, found.info) and is_ahead:
+                self._ahead[name] = record
             return record
         [result] = self.disk.put_many([PutOrder(name, record, False, file=(found.info, found.data))])
         if isinstance(result, Exception):  # such as no room: the object is served all the same
             logger.warning("%s is not cached: %s", name, result)
+            if is_ahead:
+                self._ahead[name] = record
         elif result is not None:  # else an intact one stays there
             self.disk.index.note_sent(name, result[1])
             self.disk.evict_over_limit()

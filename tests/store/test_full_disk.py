@@ -15,6 +15,7 @@ import pytest
 from kamera.errors import StoreError, StoreReadOnly
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store import index as index_module
+from kamera.store.remote import ObjectBlobs
 from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, patch, snapshot
 
 
@@ -152,3 +153,29 @@ def test_an_index_without_room_keeps_nobody_from_anything(
     monkeypatch.undo()
     with ChunkStore.open(root) as store:
         assert len(store.ls()) == report.objects_after
+
+
+def test_what_a_full_cache_takes_none_of_is_read_ahead_once(small: Path, tmp_path: Path, monkeypatch) -> None:
+    url, ids = f"obstore+file://{tmp_path}/remote", [f"{number:064x}" for number in range(4)]
+    with ChunkStore.open(url) as store:
+        for chunk in ids:
+            store.put(canonical(chunk))
+        store.flush()
+    get, asked = ObjectBlobs.get, list[str]()
+
+    def counted(blobs: ObjectBlobs, name: str) -> bytes | None:
+        asked.append(name)
+        return get(blobs, name)
+
+    monkeypatch.setattr(ObjectBlobs, "get", counted)
+    with ChunkStore.open(url, cache=small / "cache") as store:
+        fill(small)
+        infos = [info for chunk in ids if (info := store.info(CONTEXT, chunk)) is not None]
+        with store.read_ahead(infos):
+            found = [store.get_canonical(CONTEXT, chunk) for chunk in ids]
+        assert [record and record.chunk_id for record in found] == ids
+        assert len(asked) == len(set(asked)) == len(ids)
+        (small / "ballast").unlink()  # nothing of what was read ahead stays behind
+        with ChunkStore.open(url) as other:
+            assert StoreAdmin(other).delete(infos[0].key)
+        assert store.get_canonical(CONTEXT, ids[0]) is None
