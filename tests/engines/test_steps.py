@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -141,13 +142,16 @@ def test_a_row_that_was_waited_for_in_vain_goes_on_beside_the_others(monkeypatch
     windows = [make(backbone, None, *chunks[:n]) for n in (3, 1)]
     is_ahead, seen = threading.Event(), [list[torch.Tensor](), list[torch.Tensor]()]
 
-    def watch(number: int, waits: bool) -> dict[str, Any]:
+    def watch(number: int, waits_for_other: bool) -> dict[str, Any]:
         def process(ids: Any, scores: torch.Tensor) -> torch.Tensor:
             seen[number].append(scores[0].clone())
             if number == 0 and len(seen[0]) == 6:
-                monkeypatch.setattr(answering, "_LEAST", 60.0)  # they meet, however slow the machine
+                monkeypatch.setattr(answering, "_LEAST", 60.0)
                 is_ahead.set()
-            if number == 1 and len(seen[1]) == 3 and waits:
+                end = time.monotonic() + 60
+                while waits_for_other and not backbone.steps._asking_rows and time.monotonic() < end:
+                    time.sleep(0.001)  # they meet, however slow the machine
+            if number == 1 and len(seen[1]) == 3 and waits_for_other:
                 assert is_ahead.wait(60)
             return scores
 
