@@ -537,11 +537,11 @@ def _without(item: Any, name: str) -> Any:
     return {n: v for n, v in item.items() if n != name} if isinstance(item, Mapping) else item
 
 
-def _without_source(value: Any) -> Any:
+def _without_source(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """An item without the entries that hold or name its media."""
-    if isinstance(value, Mapping) and kind_of(value) not in (None, "text"):
-        return {name: inner for name, inner in value.items() if name not in _SOURCES}
-    return value
+    if kind_of(item) in (None, "text"):
+        return item
+    return {name: value for name, value in item.items() if name not in _SOURCES}
 
 
 def _kind(item: Any) -> str:

@@ -3,7 +3,7 @@
 from kamera.edits import policies
 from kamera.edits.clearing import Clearing, clearing_of
 from kamera.edits.clients import Client, Foreseen
-from kamera.edits.decay import begin_decay, due, followed, renewed, settled
+from kamera.edits.decay import GONE, begin_decay, due, followed, renewed, settled
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import EDITS, Directive, Edit, Mode, Snap, Unit, Verb, resolve
 from kamera.edits.examples import alike
@@ -21,6 +21,7 @@ from kamera.edits.policy import (
 
 __all__ = [
     "EDITS",
+    "GONE",
     "Clearing",
     "Client",
     "Difference",

@@ -16,6 +16,7 @@ from kamera import forks
 from kamera.content import Message, Rendered, own_messages, shown_message
 from kamera.edits import (
     EDITS,
+    GONE,
     Directive,
     Edit,
     EditPolicy,
@@ -490,7 +491,7 @@ class ChatSession:
         turn = self.state.turn
         left = due(decays, turn, time.time()) if decays else []
         shaped_history, modes = self.manner.shape(self._conversations, history, turn, left)
-        return shaped_history, [*modes, *[d.mode for d in left if d.turns != 0]]
+        return shaped_history, [*modes, *[d.mode for d in left if d.turns != GONE]]
 
     def _edited(
         self, history: Sequence[Message], directives: Sequence[Directive], snap: Snap = "refuse"
@@ -557,7 +558,7 @@ class ChatSession:
             raise InvalidDirective("no window holds this prompt: there is no KV to keep")
         window = self._anchors.fork(window)
         assert isinstance(window, KameraWindow), "over no engine"
-        context, all_ids, missing_count = former_of(window).context, list[tuple[str, ...]](), 0
+        context, all_ids = former_of(window).context, list[tuple[str, ...]]()
         segments, prompt = layout.prompt.segments, spans[0].cut_as(layout.prompt)
         for edit in spans[1]:
             ids = {s.id for s in prompt.segments if s.start < edit.stop and edit.start < s.stop}
