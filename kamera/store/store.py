@@ -187,8 +187,9 @@ class Tiers:
             return
 
         def read(name: str) -> None:
-            with contextlib.suppress(KameraError, OSError), self._alone([name]):  # they come to who asks
-                if name in self._ahead:  # else who asks was first
+            # an error is raised by the read that needs the object
+            with contextlib.suppress(KameraError, OSError), self._alone([name]):
+                if name in self._ahead:  # else that read came first
                     self._fetch(name, remote, is_ahead=True)
 
         self._ahead.update(dict.fromkeys(names))
@@ -704,9 +705,9 @@ class ChunkStore:
     def read_ahead(self, infos: Sequence[ObjectInfo]) -> contextlib.AbstractContextManager[None]:
         """Context in which objects come from the remote, several at once, while the caller goes on.
 
-        As many of them, in order, as half of the memory limit holds; a directory's are left where they are,
-        which takes no longer. Nothing is raised: an object that is damaged, gone or out of reach is met by
-        who asks for it. Who asks for one that is on its way waits for it.
+        As many of them come, in order, as half of the memory limit holds. Objects of a directory stay there:
+        reading them ahead saves no time. Nothing is raised here: reading a damaged or missing object raises
+        as always. A read waits for an object that is on its way.
         """
         return self._tiers.read_ahead(infos)
 

@@ -219,7 +219,7 @@ class Steps:
         return not any(row.comes for row in self._rows) or not self._seconds_left(arrival)
 
     def _take(self) -> list[AnswerRow]:
-        # in the order in which they came: rows that are the same as before stay side by side
+        # in the order of `_rows`: equal rows in equal order stay side by side (`join_as_rows`)
         self._running_rows = [row for row in self._rows if row in self._asking_rows]
         self._asking_rows = []
         for row in self._rows:
