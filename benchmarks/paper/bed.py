@@ -37,7 +37,7 @@ class Bed:
         self._tail = backbone.builder.seams(testbed.SYSTEM).tail
         self._live = backbone.live()
         places = backbone.positions([self._system], [{}])
-        (self._anchor,) = backbone.prefill([Encoded(self._system, {}, {})], [places])
+        (self._anchor,) = backbone.prefill([Encoded(self._system)], [places])
         self._encoded: dict[str, Encoded] = {}
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[Source]:

@@ -195,7 +195,7 @@ def _positions(engine: HfEngine, at: int, count: int) -> torch.Tensor:
 
 
 def _prefill(engine: HfEngine, ids: torch.Tensor, at: int, behind: LiveKV | None = None) -> KV:
-    return engine.prefill([Encoded(ids, {}, {})], [_positions(engine, at, len(ids))], behind)[0]
+    return engine.prefill([Encoded(ids)], [_positions(engine, at, len(ids))], behind)[0]
 
 
 def _live(engine: HfEngine, kvs: Sequence[KV], room: int) -> LiveKV:

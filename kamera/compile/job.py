@@ -17,7 +17,7 @@ from functools import cached_property
 
 from kamera.compile.plan import ByContent, ById, ChunkIds, ChunkSource, PlanFile, PlannedWindow
 from kamera.compile.report import Branch, CompileReport, Location, Progress, Settings, System
-from kamera.content import Chunk, common_prefix
+from kamera.content import Chunk, Encoded, common_prefix
 from kamera.engines import Account
 from kamera.engines.hf import Backbone, HfEngine
 from kamera.errors import (
@@ -32,7 +32,6 @@ from kamera.errors import (
 )
 from kamera.ops import PatchBudget, tensor_digest
 from kamera.patches import (
-    Facts,
     Former,
     Line,
     form_orbit,
@@ -164,13 +163,13 @@ class PromptObjects:
         if node.owner is not node or node.orbit_budget is None:
             return
         if not self.has_patch(path, node.orbit_budget, "orbit"):
-            *antecedents, facts = self._walk(branch, i)
+            *antecedents, encoded = self._walk(branch, i)
             former, settings = self.former.with_budget(node.orbit_budget), self.settings
-            form_orbit(former, facts, antecedents, samples=settings.samples, seed=settings.seed)
-            self._count(facts.chunk_id, path[:-1], "orbit")
+            form_orbit(former, encoded, antecedents, samples=settings.samples, seed=settings.seed)
+            self._count(encoded.chunk_id, path[:-1], "orbit")
             node.orbit_formed = True
 
-    def _walk(self, branch: Branch, i: int) -> Sequence[Facts]:
+    def _walk(self, branch: Branch, i: int) -> Sequence[Encoded]:
         """Walk the line to the branch's node ``i``, and form the patches that lack on the way.
 
         What it has in common with the line stays. Returns the chunks of the line.
@@ -181,15 +180,15 @@ class PromptObjects:
         line.arrange(chunks[:same])
         for place in range(same, i + 1):
             node, path = branch.nodes[place], branch.path[: place + 1]
-            facts, antecedents = self._facts_at(branch, place), line.before
-            copy = line.append(facts)
+            encoded, antecedents = self._encoded_at(branch, place), line.before
+            copy = line.append(encoded)
             if place and not self.has_patch(path, node.budget):
-                harvest(self.former.with_budget(node.budget), facts, copy, antecedents)
+                harvest(self.former.with_budget(node.budget), encoded, copy, antecedents)
                 node.outcome = "formed"
-                self._count(facts.chunk_id, antecedents.names, "exact")
+                self._count(encoded.chunk_id, antecedents.names, "exact")
         return line.chunks
 
-    def _facts_at(self, branch: Branch, place: int) -> Facts:
+    def _encoded_at(self, branch: Branch, place: int) -> Encoded:
         """A chunk from its stored canonical; built again from its content if that is damaged or missing.
 
         Raises WrongKey for an object under a missing encryption key: it is not replaced, so a patch would
@@ -197,7 +196,7 @@ class PromptObjects:
         """
         source = branch.nodes[place].source
         try:
-            return self.former.facts_of(branch.path[place])
+            return self.former.encoded_of(branch.path[place])
         except WrongKey as error:
             self._refuse(error)
             raise
@@ -206,9 +205,9 @@ class PromptObjects:
                 self._refuse(error)
             if isinstance(source, ById):
                 raise
-            facts = self._encode(self._build(source))
-            self.former.canonical(facts)
-            return facts
+            encoded = self._encode(self._build(source))
+            self.former.canonical(encoded)
+            return encoded
 
     def _count(self, chunk_id: str, antecedents: ChunkIds | None = None, kind: str | None = None) -> None:
         """Count the bytes of an object that was put. Raises NotStored if the store does not hold it."""
@@ -233,7 +232,7 @@ class PromptObjects:
         except ValueError as error:  # the processor's own error, for example for a picture too narrow
             raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
 
-    def _encode(self, chunk: Chunk) -> Facts:
+    def _encode(self, chunk: Chunk) -> Encoded:
         encodings = self.former.encodings
         return encodings.find(chunk) or encodings.make(chunk)
 

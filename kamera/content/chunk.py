@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from PIL import Image
@@ -108,16 +108,21 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A chunk's encoding: decoder inputs that need no vision tower.
+    """A chunk as the decoder takes it, at any place: enough to prefill it again without its pixels.
 
     ``tensors`` are the decoder's keyword arguments from the full model (inputs_embeds, DeepStack features,
     …), entry 2 of a list as ``name.2``, in no order; empty for text, which is embedded again from
-    ``input_ids``. Raises ValueError for a list with a gap.
+    ``input_ids``. ``chunk_id`` and ``label`` are the chunk's ("" for tokens that are none). ``heads`` are
+    other texts that begin with as many equal tokens as is said, the most first. Raises ValueError for a list
+    with a gap.
     """
 
     input_ids: torch.Tensor
-    position_inputs: Mapping[str, torch.Tensor]
-    tensors: Mapping[str, torch.Tensor]
+    position_inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    chunk_id: str = ""
+    label: str = ""
+    heads: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         whole_lists(self.tensors)
@@ -126,6 +131,16 @@ class Encoded:
     def num_tokens(self) -> int:
         """Length in tokens."""
         return int(self.input_ids.shape[0])
+
+    @property
+    def is_text(self) -> bool:
+        """True if its KV depends on its token ids and positions alone."""
+        return not (self.tensors or self.position_inputs)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Ids of the chunks whose stored canonicals its own is read or made from."""
+        return frozenset((self.chunk_id, *(head for head, _ in self.heads)))
 
     @property
     def arguments(self) -> dict[str, torch.Tensor | list[torch.Tensor]]:

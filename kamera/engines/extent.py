@@ -61,17 +61,17 @@ class Extents:
                 self._extents.popitem(last=False)
         return extent
 
-    def of_all(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
-        """Extents of consecutive chunks, given as ``(chunk id, encoding)``.
+    def of_all(self, chunks: Sequence[Encoded]) -> list[Extent] | None:
+        """Extents of consecutive chunks.
 
         None if one has none, or if two pictures touch: use `Engine.positions` of the whole sequence then.
         Raises IncompatibleChunk if the model takes two that touch for one, and their KV would differ.
         """
         if self._whole:
-            _refuse_touching(self._whole, spans)
+            _refuse_touching(self._whole, chunks)
         extents: list[Extent] = []
-        for chunk_id, encoded in spans:
-            extent = self.of(chunk_id, encoded.input_ids, encoded.position_inputs)
+        for chunk in chunks:
+            extent = self.of(chunk.chunk_id, chunk.input_ids, chunk.position_inputs)
             if extent is None or (extents and {extent.first, extents[-1].last} <= self._pictures):
                 return None
             extents.append(extent)
@@ -110,17 +110,17 @@ def text_start(before: int, extents: Sequence[Extent]) -> torch.Tensor:
     return before + torch.cat([e.advance for e in extents], dim=1).sum(1, keepdim=True)
 
 
-def _refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
-    """Raise IncompatibleChunk if pictures of neighbours ``(chunk id, encoding)`` are one to this ``kind``.
+def _refuse_touching(kind: str, chunks: Sequence[Encoded]) -> None:
+    """Raise IncompatibleChunk if pictures of neighbours are one to this ``kind``.
 
     A model whose pictures see their own later tokens takes a run of picture tokens for one picture. Of two
     that touch the first one's KV depends on the tokens behind it: no chunk with it could be stored or moved.
     """
-    for (first_id, first), (second_id, second) in pairwise(spans):
+    for first, second in pairwise(chunks):
         if _is_picture(first, -1) and _is_picture(second, 0):
             raise IncompatibleChunk(
-                f"chunk {first_id[:12]} ends and chunk {second_id[:12]} begins with a picture, which "
-                f"{kind} takes for one: begin or end chunks with text, or put text between them"
+                f"chunk {first.chunk_id[:12]} ends and chunk {second.chunk_id[:12]} begins with a picture, "
+                f"which {kind} takes for one: begin or end chunks with text, or put text between them"
             )
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from kamera.content import Chunk
+from kamera.content import Chunk, Encoded
 from kamera.engines import LiveKV, Span
 from kamera.engines.hf import HfEngine
 from kamera.errors import NotRelocatable
 from kamera.eval.adapter import ArmQuestion, Reply, Unit
 from kamera.ops import KV, Patch, uniform_offset
-from kamera.patches import Anchor, Facts, compact_positions, prefill_anchor, text_positions
+from kamera.patches import Anchor, compact_positions, prefill_anchor, text_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ class Desk:
     Arms on it place KV by themselves: a re-prefill by a `KameraWindow` would share the faults of the windows
     that are compared with it.
 
-    ``anchor`` is that of ``system``, if it was run before. ``units``, ``chunks`` and ``facts`` are the units
-    so far, by name. ``prepared`` is for what arms compute off the clock and would compute again for every
+    ``anchor`` is that of ``system``, if it was run before. ``units``, ``chunks``,
+    ``encoded`` are the units so far, by name. ``prepared`` is what arms compute off the clock, and would again for every
     trace.
     """
 
@@ -42,7 +42,7 @@ class Desk:
         self.anchor = anchor or prefill_anchor(backbone, system)
         self.units: dict[str, Unit] = {}
         self.chunks: dict[str, Chunk] = {}
-        self.facts: dict[str, Facts] = {}
+        self.encoded: dict[str, Encoded] = {}
         self.prepared: dict[Hashable, Any] = {}
         self._canonicals: dict[str, PlacedKV] = {}
 
@@ -57,8 +57,8 @@ class Desk:
     def encode_once(self, unit: Unit) -> None:
         """Encode a unit; one that is known already costs nothing."""
         chunk = self.chunk(unit)
-        if unit.name not in self.facts:
-            self.facts[unit.name] = Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
+        if unit.name not in self.encoded:
+            self.encoded[unit.name] = self.backbone.encode(chunk)
 
     def canonical(self, name: str) -> PlacedKV:
         """KV(unit | anchor), computed once."""
@@ -69,13 +69,13 @@ class Desk:
 
     def places(self, order: Sequence[str]) -> list[torch.Tensor]:
         """Positions ``[axes, tokens]`` of units behind the anchor, as the model counts them."""
-        return compact_positions(self.backbone, self.anchor.input_ids, [self.facts[n] for n in order])
+        return compact_positions(self.backbone, self.anchor.input_ids, [self.encoded[n] for n in order])
 
     def prefill(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> PlacedKV:
         """One forward of a unit at ``positions`` behind the anchor and ``behind``; ``live`` shows those."""
-        facts = self.facts[name]
-        live.show([self.still(self.anchor.kv), *behind], room=facts.length)
-        return PlacedKV(self.backbone.prefill([facts.encoded], [positions], live)[0], positions)
+        encoded = self.encoded[name]
+        live.show([self.still(self.anchor.kv), *behind], room=encoded.num_tokens)
+        return PlacedKV(self.backbone.prefill([encoded], [positions], live)[0], positions)
 
     def still(self, kv: KV) -> Span:
         """KV that is shown where it was computed."""
@@ -135,16 +135,16 @@ class Placing:
             desk.encode_once(unit)
         started = time.perf_counter()
         order = [*self.order, *(unit.name for unit in query.live)]
-        facts, behind = [desk.facts[name] for name in order], self._prefill_behind(self.shown, order)
+        encoded, behind = [desk.encoded[name] for name in order], self._prefill_behind(self.shown, order)
         ids = backbone.builder.question_ids(query.text, desk.anchor.tail)
-        positions = text_positions(backbone, desk.anchor.input_ids, facts, ids)
+        positions = text_positions(backbone, desk.anchor.input_ids, encoded, ids)
         self.live.show([desk.still(desk.anchor.kv), *behind], room=ids.shape[0] + query.max_new_tokens)
         logits = backbone.ask([ids], positions, self.live)[0][-1].cpu()  # on a GPU, time ends when it is here
         seconds = time.perf_counter() - started
         answer = logits.argmax()[None]
         if query.max_new_tokens > 1:
             made = backbone.decode(
-                torch.cat([desk.anchor.input_ids, *(f.encoded.input_ids for f in facts), ids]),
+                torch.cat([desk.anchor.input_ids, *(f.input_ids for f in encoded), ids]),
                 torch.cat([desk.anchor.positions, *desk.places(order), positions], dim=1),
                 self.live,
                 max_new_tokens=query.max_new_tokens,

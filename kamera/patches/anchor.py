@@ -107,7 +107,7 @@ def anchor_of(
     positions = backbone.positions([ids], [{}])
     digest = tensor_digest(ids)
     if store is None or not ids.shape[0]:
-        kv = backbone.prefill([Encoded(ids, {}, {})], [positions])[0]
+        kv = backbone.prefill([Encoded(ids)], [positions])[0]
         return Anchor(ids, positions, kv, digest, tail, reopen, identity)
     losses, context = losses or Strict(), identity.context(digest, store.tenant)
     if (there := waiting_records(store).anchors.get((context, digest))) is not None:
@@ -118,7 +118,7 @@ def anchor_of(
     if found is not None and torch.equal(found.positions, positions):
         return _held(store, Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity))
     head = _head(store, ids, positions, identity)
-    kv = prefill_behind(backbone, Encoded(ids, {}, {}), positions, None, head)
+    kv = prefill_behind(backbone, Encoded(ids), positions, None, head)
     anchor = _held(store, Anchor(ids, positions, kv, digest, tail, reopen, identity))
     record = CanonicalRecord(digest, context, ids, positions, kv, kind="anchor")
     owed = Owed(store, [record], losses, "the system prompt was not kept", later)

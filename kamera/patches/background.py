@@ -22,8 +22,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import torch
 
 from kamera import forks
+from kamera.content import Encoded
 from kamera.engines import Account, Engine, WorkCancelled, calls_of, count_as_later, open_accounts
-from kamera.patches.chunks import Facts
 from kamera.patches.losses import Losses
 from kamera.store import CanonicalRecord, ChunkStore, Context, EncodingRecord, PatchRecord
 
@@ -36,7 +36,7 @@ Made_co = TypeVar("Made_co", covariant=True)
 class Waiting(NamedTuple):
     """What background work will put, by context and id: until then each former takes it from here."""
 
-    chunks: dict[tuple[Context, str], Facts]
+    chunks: dict[tuple[Context, str], Encoded]
     anchors: dict[tuple[Context, str], Any]  # `Anchor`, which knows this file
 
 

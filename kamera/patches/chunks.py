@@ -1,8 +1,8 @@
-"""A chunk independent of its place, and a copy of its KV as the model computed it."""
+"""A copy of a chunk's KV as the model computed it, and the chunk's own positions."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,39 +11,6 @@ from kamera.content import Encoded
 from kamera.engines import Engine, Span, chunk_positions, text_start
 from kamera.ops import KV, Patch, kv_concat, kv_copy, kv_slice, kv_tensors, kv_tokens
 from kamera.trust import Guarantee
-
-
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """A chunk independent of its place: enough to prefill it again without its pixels.
-
-    ``heads`` are other texts that begin with as many equal tokens as is said, the most first.
-    """
-
-    chunk_id: str
-    encoded: Encoded
-    label: str
-    heads: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-        return self.encoded.num_tokens
-
-    @property
-    def position_inputs(self) -> Mapping[str, torch.Tensor]:
-        """Inputs besides token ids that determine the chunk's positions."""
-        return self.encoded.position_inputs
-
-    @property
-    def is_text(self) -> bool:
-        """True if its KV depends on its token ids and positions alone."""
-        return not (self.encoded.tensors or self.encoded.position_inputs)
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Ids of the chunks whose stored canonicals its own is read or made from."""
-        return frozenset((self.chunk_id, *(head for head, _ in self.heads)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,27 +45,27 @@ class Before:
         return [tensor for span in self.spans for tensor in kv_tensors(span.kv)]
 
 
-def form_of(backbone: Engine, facts: Facts) -> Hashable | None:
+def form_of(backbone: Engine, encoded: Encoded) -> Hashable | None:
     """A key, equal for chunks whose canonicals share a forward; None for one that runs alone."""
-    return None if facts.heads else backbone.form(facts.encoded)
+    return None if encoded.heads else backbone.form(encoded)
 
 
 def compact_positions(
-    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Encoded]
 ) -> list[torch.Tensor]:
     """The model's own positions of chunks behind the anchor, each ``[axes, tokens]``."""
-    extents = backbone.extents.of_all([(c.chunk_id, c.encoded) for c in chunks])
+    extents = backbone.extents.of_all(chunks)
     if extents is not None:
         return chunk_positions(anchor_ids.shape[0], extents)
     whole = _of_whole(backbone, anchor_ids, chunks, anchor_ids[:0])
-    return list(whole.split([anchor_ids.shape[0], *(c.length for c in chunks)], dim=1))[1:]
+    return list(whole.split([anchor_ids.shape[0], *(c.num_tokens for c in chunks)], dim=1))[1:]
 
 
 def text_positions(
-    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Encoded], text: torch.Tensor
 ) -> torch.Tensor:
     """The model's own positions of ``text`` ids behind anchor and chunks, ``[axes, tokens]``."""
-    extents = backbone.extents.of_all([(c.chunk_id, c.encoded) for c in chunks])
+    extents = backbone.extents.of_all(chunks)
     if extents is not None:
         start = text_start(anchor_ids.shape[0], extents)
         return start.expand(backbone.axes, 1) + torch.arange(text.shape[0])
@@ -107,10 +74,10 @@ def text_positions(
 
 
 def _of_whole(
-    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Encoded], text: torch.Tensor
 ) -> torch.Tensor:
     """Positions of anchor, chunks and ``text`` in one. Raises IncompatibleChunk if the model has none."""
-    ids = [anchor_ids, *[c.encoded.input_ids for c in chunks], text]
+    ids = [anchor_ids, *[c.input_ids for c in chunks], text]
     inputs = [{}, *[c.position_inputs for c in chunks], {}]
     return backbone.positions(ids, inputs)
 
@@ -144,5 +111,5 @@ def prefill_behind(
         live.show(spans, room=encoded.num_tokens)
         return engine.prefill([encoded], [positions], live)[0]
     live.show([*spans, Span(head, None, (0,) * engine.axes)], room=encoded.num_tokens - done)
-    rest = Encoded(encoded.input_ids[done:], {}, {})
+    rest = Encoded(encoded.input_ids[done:])
     return kv_concat([head, engine.prefill([rest], [positions[:, done:]], live)[0]])

@@ -17,7 +17,7 @@ from kamera.ops import Patch, PatchBudget
 from kamera.patches.anchor import Anchor, StoredIdentity
 from kamera.patches.background import Background, Owed, Priority, background_of, put_owed, waiting_records
 from kamera.patches.catalogue import Catalogue
-from kamera.patches.chunks import Copy, Facts, prefill_behind, prefix_kv
+from kamera.patches.chunks import Copy, prefill_behind, prefix_kv
 from kamera.patches.losses import Losses, Strict
 from kamera.store import (
     CanonicalRecord,
@@ -47,8 +47,8 @@ class Encodings:
         self._losses = losses
         self._waiting = waiting_records(store).chunks
 
-    def find(self, chunk: Chunk) -> Facts | None:
-        """Facts of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.
+    def find(self, chunk: Chunk) -> Encoded | None:
+        """The encoding of a given chunk whose encoding is stored, or waits to be; a damaged one is a miss.
 
         None for text.
         """
@@ -59,23 +59,21 @@ class Encodings:
             held = None if waiting else self._store.get_encoding(self.context.fingerprint, chunk.id)
         if held is None:
             return waiting
-        return Facts(
-            chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), dict(held.embeds)), chunk.label
-        )
+        return Encoded(chunk.input_ids, chunk.position_inputs(), dict(held.embeds), chunk.id, chunk.label)
 
-    def make(self, chunk: Chunk, *, later: bool = False) -> Facts:
+    def make(self, chunk: Chunk, *, later: bool = False) -> Encoded:
         """Encode a chunk and store its encoding, as background work if ``later``; a store's error is a loss.
 
         Raises the errors of `Engine.encode`.
         """
-        facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
+        encoded = self._backbone.encode(chunk)
         self.here.add(chunk.id)
-        if not facts.encoded.tensors:
-            return facts
+        if not encoded.tensors:
+            return encoded
         what = f"the encoding of chunk {chunk.id[:12]} was not kept"
 
         def owed() -> list[Owed]:
-            return [Owed(self._store, self.records(facts), self._losses, what)]
+            return [Owed(self._store, self.records(encoded), self._losses, what)]
 
         def drop(why: str) -> None:
             self._waiting.pop(name, None)
@@ -83,21 +81,21 @@ class Encodings:
 
         if later:  # not even the record is made before the first token
             queue, name = background_of(self._backbone), (self.context, chunk.id)
-            self._waiting[name] = facts
+            self._waiting[name] = encoded
             self._store.awaited[id(queue)] = queue.flush
-            queue.add(owed, Priority.CHUNK, facts.encoded.tensors.values(), drop, reads=())
+            queue.add(owed, Priority.CHUNK, encoded.tensors.values(), drop, reads=())
         else:
             put_owed(owed())
-        return facts
+        return encoded
 
-    def records(self, facts: Facts) -> list[EncodingRecord]:
+    def records(self, encoded: Encoded) -> list[EncodingRecord]:
         """A chunk's encoding; text has none."""
-        if not facts.encoded.tensors:
+        if not encoded.tensors:
             return []
-        return [EncodingRecord(facts.chunk_id, self.context, facts.length, facts.encoded.tensors)]
+        return [EncodingRecord(encoded.chunk_id, self.context, encoded.num_tokens, encoded.tensors)]
 
-    def behind(self, record: CanonicalRecord) -> Facts:
-        """Facts of the chunk of a stored canonical.
+    def behind(self, record: CanonicalRecord) -> Encoded:
+        """The encoding of the chunk of a stored canonical.
 
         Raises UnknownChunk if its encoding is gone, CorruptChunk if it is damaged.
         """
@@ -110,8 +108,8 @@ class Encodings:
                     "again"
                 )
             tensors = dict(found.embeds)
-        encoded = Encoded(record.input_ids, dict(record.inputs), tensors)
-        return Facts(chunk_id, encoded, str(record.info.get("label", "")))
+        label = str(record.info.get("label", ""))
+        return Encoded(record.input_ids, dict(record.inputs), tensors, chunk_id, label)
 
 
 class Former:
@@ -169,8 +167,8 @@ class Former:
 
     # -- chunks --------------------------------------------------------------------------------
 
-    def facts_of(self, chunk_id: str) -> Facts:
-        """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
+    def encoded_of(self, chunk_id: str) -> Encoded:
+        """The encoding of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
         if waiting := self.waiting.get((self.context, chunk_id)):
             return waiting
         record = self.store.get_canonical(self.context, chunk_id)
@@ -195,8 +193,8 @@ class Former:
             "content first"
         )
 
-    def find(self, chunk: Chunk) -> Facts | None:
-        """Facts of a given chunk, if it needs no vision encode; a damaged object is a miss.
+    def find(self, chunk: Chunk) -> Encoded | None:
+        """The encoding of a given chunk, if it needs no vision encode; a damaged object is a miss.
 
         Its canonical is read if it is archived, since it is about to be served.
         """
@@ -209,69 +207,69 @@ class Former:
             return self.encodings.behind(record)
         return self.encodings.find(chunk)
 
-    def canonical_positions(self, facts: Facts) -> torch.Tensor:
+    def canonical_positions(self, encoded: Encoded) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
         positions = self.backbone.positions(
-            [self.anchor.input_ids, facts.encoded.input_ids], [{}, facts.position_inputs]
+            [self.anchor.input_ids, encoded.input_ids], [{}, encoded.position_inputs]
         )
         return positions[:, self.anchor.length :]
 
     # -- canonicals ----------------------------------------------------------------------------
 
-    def canonical(self, facts: Facts, *, leading: bool = False) -> Copy:
+    def canonical(self, encoded: Encoded, *, leading: bool = False) -> Copy:
         """The chunk's KV behind the anchor alone, in the form the store keeps; prefilled if not stored yet.
 
         Patches are formed against this form and applied to it, so that they match: in a store of codes they
         also make up for the loss of the coding. ``leading``: it is served right behind the anchor, so one
         prefilled just now comes as the model computed it, exact in any store.
         """
-        copy, owed = self.canonical_and_owed(facts, leading=leading)
+        copy, owed = self.canonical_and_owed(encoded, leading=leading)
         put_owed(owed)
-        return copy if leading else self._remember(facts.chunk_id, copy)
+        return copy if leading else self._remember(encoded.chunk_id, copy)
 
-    def canonical_and_owed(self, facts: Facts, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
+    def canonical_and_owed(self, encoded: Encoded, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
         """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
-        held = self.find_canonical(facts)
+        held = self.find_canonical(encoded)
         if held is not None:
             return held, []
-        self.catalogue.note_miss(facts.chunk_id)
-        copy = self._prefill(facts)
-        record, owed = self.records_to_put(facts, copy)
+        self.catalogue.note_miss(encoded.chunk_id)
+        copy = self._prefill(encoded)
+        record, owed = self.records_to_put(encoded, copy)
         return copy if record.loss is None or leading else self._copy_of(record), [owed]
 
-    def find_canonical(self, facts: Facts) -> Copy | None:
+    def find_canonical(self, encoded: Encoded) -> Copy | None:
         """`canonical`, if it is at hand or stored; None without a forward."""
-        held = self._find_held(facts.chunk_id)
-        if held is None and (record := self._record(facts.chunk_id)) is not None:
-            held = self._remember(facts.chunk_id, self._copy_of(record))
+        held = self._find_held(encoded.chunk_id)
+        if held is None and (record := self._record(encoded.chunk_id)) is not None:
+            held = self._remember(encoded.chunk_id, self._copy_of(record))
         return held
 
-    def base_copy(self, facts: Facts, base: str) -> Copy | None:
+    def base_copy(self, encoded: Encoded, base: str) -> Copy | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
-        held = self._find_held(facts.chunk_id + base)
+        held = self._find_held(encoded.chunk_id + base)
         if held is not None:
             return held
         record = None
-        with self.losses.look_up("canonical", f"chunk {facts.chunk_id[:12]}"):
-            record = self.store.get_canonical(replace(self.context, anchor=base), facts.chunk_id)
+        with self.losses.look_up("canonical", f"chunk {encoded.chunk_id[:12]}"):
+            record = self.store.get_canonical(replace(self.context, anchor=base), encoded.chunk_id)
         if record is None:
-            self.catalogue.mark_base_missing(facts.chunk_id)
+            self.catalogue.mark_base_missing(encoded.chunk_id)
             return None
-        return self._remember(facts.chunk_id + base, self._copy_of(record))
+        return self._remember(encoded.chunk_id + base, self._copy_of(record))
 
-    def records_to_put(self, facts: Facts, copy: Copy) -> tuple[CanonicalRecord, Owed]:
+    def records_to_put(self, encoded: Encoded, copy: Copy) -> tuple[CanonicalRecord, Owed]:
         """A canonical copy in the form the store keeps, and that to be put, with the chunk's encoding."""
-        record = to_store_form(canonical_of(self, facts, copy))
+        record = to_store_form(canonical_of(self, encoded, copy))
         self.catalogue.forget(record.key)
         records: list[CanonicalRecord | EncodingRecord | PatchRecord]
-        records = [*self.encodings.records(facts), record]
-        return record, Owed(self.store, records, self.losses, f"chunk {facts.chunk_id[:12]} was not kept")
+        records = [*self.encodings.records(encoded), record]
+        return record, Owed(self.store, records, self.losses, f"chunk {encoded.chunk_id[:12]} was not kept")
 
     # -- patches -------------------------------------------------------------------------------
 
     def patch(
         self,
-        facts: Facts,
+        encoded: Encoded,
         antecedents: Sequence[str],
         kind: str,
         formed: str | None,
@@ -282,13 +280,13 @@ class Former:
         ``formed`` is the guarantee that the row states, ``base`` as in `PatchRecord`. It comes
         within the budget's rank, or whole where an error bounds it.
         """
-        chunk_id = facts.chunk_id
+        chunk_id = encoded.chunk_id
         if self.queue is not None:
             self.queue.flush_named((self.context, chunk_id))
         record = None
         with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
             record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
-        if record is None or record.formed != formed or not self._meets(record, facts.length):
+        if record is None or record.formed != formed or not self._meets(record, encoded.num_tokens):
             self.catalogue.mark_wrong(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
         return record.patch.truncate(self.budget.rank) if self.max_error is None else record.patch
@@ -325,35 +323,35 @@ class Former:
         except (TypeError, ValueError):
             return False
 
-    def _prefill(self, facts: Facts) -> Copy:
+    def _prefill(self, encoded: Encoded) -> Copy:
         """The chunk prefilled behind the anchor alone."""
-        positions = self.canonical_positions(facts)
+        positions = self.canonical_positions(encoded)
         head = None
-        for chunk_id, tokens in () if self.context.lossy else facts.heads:
+        for chunk_id, tokens in () if self.context.lossy else encoded.heads:
             record = self._record(chunk_id)
             if record is not None:  # the first counts
-                ids, there = facts.encoded.input_ids, self.backbone.place(record.kv)
+                ids, there = encoded.input_ids, self.backbone.place(record.kv)
                 head = prefix_kv(ids, positions, record.input_ids, record.positions, there, tokens)
                 break
-        kv = prefill_behind(self.backbone, facts.encoded, positions, self.anchor_span, head)
+        kv = prefill_behind(self.backbone, encoded, positions, self.anchor_span, head)
         return Copy(kv, positions)
 
     def _copy_of(self, record: CanonicalRecord) -> Copy:
         return Copy(self.backbone.place(record.kv), record.positions, lossy=record.loss is not None)
 
 
-def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
+def canonical_of(former: Former, encoded: Encoded, copy: Copy) -> CanonicalRecord:
     """The record of a canonical copy, as the model computed it."""
-    encoded, extents = facts.encoded, former.backbone.extents.of_all([(facts.chunk_id, facts.encoded)])
+    extents = former.backbone.extents.of_all([encoded])
     advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
     return CanonicalRecord(
-        chunk_id=facts.chunk_id,
+        chunk_id=encoded.chunk_id,
         context=former.context,
         input_ids=encoded.input_ids,
         positions=copy.positions,
         kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
         inputs=encoded.position_inputs,
-        info={"label": facts.label},
+        info={"label": encoded.label},
         vision=former.encodings.context.fingerprint if encoded.tensors else "",
         behind=former.anchor.length,
         embedding=picture_embedding(

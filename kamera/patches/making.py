@@ -15,11 +15,12 @@ from typing import TypeVar
 
 import torch
 
+from kamera.content import Encoded
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import Deltas, PatchBudget, Sized, deficit, kv_tensors, patch_error, uniform_offset
 from kamera.patches.background import Owed, Priority, background_of, put_owed
 from kamera.patches.catalogue import possible_names, stored_patch, worth_harvesting
-from kamera.patches.chunks import Before, Copy, Facts, compact_positions, form_of
+from kamera.patches.chunks import Before, Copy, compact_positions, form_of
 from kamera.patches.former import Former
 from kamera.store import PatchRecord, patch_key
 
@@ -36,9 +37,9 @@ class Line:
         self._live = former.backbone.live()
         # spans that stay are not written again
         self._spans = [former.anchor_span]
-        self._chunks: list[Facts] = []
+        self._chunks: list[Encoded] = []
 
-    def arrange(self, chunks: Sequence[Facts]) -> None:
+    def arrange(self, chunks: Sequence[Encoded]) -> None:
         """Make the line these chunks, in this order."""
         same = 0
         while same < min(len(chunks), len(self._chunks)) and chunks[same] is self._chunks[same]:
@@ -47,7 +48,7 @@ class Line:
         for chunk in chunks[same:]:
             self.append(chunk)
 
-    def append(self, chunk: Facts) -> Copy:
+    def append(self, chunk: Encoded) -> Copy:
         """Put a chunk at the end; the leading one is its canonical, if that is exact there."""
         copy = None if self._chunks else self._former.canonical(chunk)
         if copy is None or copy.lossy or not torch.equal(copy.positions, self._place(chunk)):
@@ -57,7 +58,7 @@ class Line:
         return copy
 
     @property
-    def chunks(self) -> Sequence[Facts]:
+    def chunks(self) -> Sequence[Encoded]:
         """The chunks of the line."""
         return tuple(self._chunks)
 
@@ -67,32 +68,34 @@ class Line:
         names = tuple(chunk.chunk_id for chunk in self._chunks)
         return Before(names, "exact", tuple(self._spans))
 
-    def prefill(self, chunk: Facts) -> Copy:
+    def prefill(self, chunk: Encoded) -> Copy:
         """A chunk prefilled behind the line, which stays as it is."""
         backbone, place = self._former.backbone, self._place(chunk)
-        self._live.show(self._spans, room=chunk.length)
-        kv = backbone.prefill([chunk.encoded], [place], self._live)[0]
+        self._live.show(self._spans, room=chunk.num_tokens)
+        kv = backbone.prefill([chunk], [place], self._live)[0]
         return Copy(kv, place)
 
-    def _place(self, chunk: Facts) -> torch.Tensor:
+    def _place(self, chunk: Encoded) -> torch.Tensor:
         former = self._former
         return compact_positions(former.backbone, former.anchor.input_ids, [*self._chunks, chunk])[-1]
 
 
-def harvest(former: Former, facts: Facts, conditioned: Copy, before: Before) -> None:
+def harvest(former: Former, encoded: Encoded, conditioned: Copy, before: Before) -> None:
     """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
 
     ``before`` is what that was prefilled behind.
     """
-    rows = (former.catalogue.patch(facts.chunk_id, names, "exact") for names in possible_names(before.names))
-    stored = (stored_patch(row, former.budget, facts.length, former.max_error) for row in rows)
+    rows = (
+        former.catalogue.patch(encoded.chunk_id, names, "exact") for names in possible_names(before.names)
+    )
+    stored = (stored_patch(row, former.budget, encoded.num_tokens, former.max_error) for row in rows)
     if worth_harvesting(stored, before.names, before.formed):
-        keep_patch(former, facts, conditioned, before)
+        keep_patch(former, encoded, conditioned, before)
 
 
 def keep_patch(
     former: Former,
-    facts: Facts,
+    encoded: Encoded,
     copy: Copy,
     before: Before,
     base: str = "",
@@ -102,43 +105,43 @@ def keep_patch(
     ``before`` is what that was prefilled behind, ``base`` as in `PatchRecord`. False if the
     base's row was wrong, which is then refused.
     """
-    canonical = former.base_copy(facts, base) if base else former.canonical(facts)
+    canonical = former.base_copy(encoded, base) if base else former.canonical(encoded)
     if canonical is None:
         return False
-    if facts.chunk_id in former.losses.unkept:
+    if encoded.chunk_id in former.losses.unkept:
         return True  # its patch would have nothing to be served with
-    deltas, form = _to_form(former, facts, canonical, copy, before, base)
+    deltas, form = _to_form(former, encoded, canonical, copy, before, base)
     if former.queue is None or former.queue.is_own_thread:
         put_owed(form())
     else:
         held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
-        dropped, name = partial(patch_dropped, former, facts), (former.context, facts.chunk_id)
+        dropped, name = partial(patch_dropped, former, encoded), (former.context, encoded.chunk_id)
         former.store.awaited[id(former.queue)] = former.queue.flush
         former.queue.add(form, Priority.PATCH, held, dropped, name, reads=())
-    former.catalogue.forget(patch_key(former.context, facts.chunk_id, before.names, "exact", base))
+    former.catalogue.forget(patch_key(former.context, encoded.chunk_id, before.names, "exact", base))
     return True
 
 
-def patch_to_put(former: Former, facts: Facts, copy: Copy, before: Before, base: str) -> list[Owed]:
+def patch_to_put(former: Former, encoded: Encoded, copy: Copy, before: Before, base: str) -> list[Owed]:
     """Form a patch as `keep_patch` does. Return its record, and that of a new canonical, to be put later."""
-    canonical, owed = (former.base_copy(facts, base), []) if base else former.canonical_and_owed(facts)
-    if canonical is None or facts.chunk_id in former.losses.unkept:
+    canonical, owed = (former.base_copy(encoded, base), []) if base else former.canonical_and_owed(encoded)
+    if canonical is None or encoded.chunk_id in former.losses.unkept:
         return owed
     try:
-        return [*owed, *_to_form(former, facts, canonical, copy, before, base)[1]()]
+        return [*owed, *_to_form(former, encoded, canonical, copy, before, base)[1]()]
     except BaseException:
         put_owed(owed)
         raise
 
 
-def patch_dropped(former: Former, facts: Facts, why: str) -> None:
+def patch_dropped(former: Former, encoded: Encoded, why: str) -> None:
     """Leave a note that a patch of a chunk was not formed."""
-    former.losses.note_for_next(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
+    former.losses.note_for_next(f"a patch of chunk {encoded.chunk_id[:12]} was not formed: {why}")
 
 
 def _to_form(
     former: Former,
-    facts: Facts,
+    encoded: Encoded,
     canonical: Copy,
     conditioned: Copy,
     before: Before,
@@ -152,7 +155,7 @@ def _to_form(
     offset = uniform_offset(canonical.positions, conditioned.positions)
     if offset is None:
         raise NotRelocatable(
-            f"chunk {facts.chunk_id[:12]} does not move as a whole: its tokens shift against each "
+            f"chunk {encoded.chunk_id[:12]} does not move as a whole: its tokens shift against each "
             "other at the new place (a clip cut out of a longer one?); append it anew"
         )
     deltas = deficit(conditioned.kv, canonical.kv, layout, offset)
@@ -161,8 +164,8 @@ def _to_form(
         ((patch, energy), filled), error = form_within(former, deltas, canonical)
         info = {"energy": energy, "error": error, **filled.to_info()}
         made = (former.context, before.names, "exact", patch, before.formed, info, base)
-        what = f"a patch of chunk {facts.chunk_id[:12]} was not kept"
-        return [Owed(former.store, [PatchRecord(facts.chunk_id, *made)], former.losses, what)]
+        what = f"a patch of chunk {encoded.chunk_id[:12]} was not kept"
+        return [Owed(former.store, [PatchRecord(encoded.chunk_id, *made)], former.losses, what)]
 
     return deltas, form
 
@@ -204,7 +207,7 @@ def by_form(items: Iterable[tuple[Hashable | None, int, T]]) -> list[list[T]]:
     return groups
 
 
-def _form(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
+def _form(former: Former, chunks: Iterable[Encoded]) -> list[Owed]:
     """Form the canonicals of chunks that have none yet, those of one form in one forward; they are to be put.
 
     If a chunk fails, the others are put here, and the first error is raised. Raises as `Former.canonical`.
@@ -213,12 +216,12 @@ def _form(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     failed: list[Exception] = []
     with former.operation():
         missing = {f.chunk_id: f for f in chunks if former.catalogue.canonical(f.chunk_id) is None}
-        for group in by_form((form_of(former.backbone, f), f.length, f) for f in missing.values()):
+        for group in by_form((form_of(former.backbone, f), f.num_tokens, f) for f in missing.values()):
             made = _form_at_once(former, group) if len(group) > 1 else None
             owed += made or ()
-            for facts in group if made is None else ():
+            for encoded in group if made is None else ():
                 try:
-                    owed += former.canonical_and_owed(facts)[1]
+                    owed += former.canonical_and_owed(encoded)[1]
                 except Exception as error:  # the others are archived all the same
                     failed.append(error)
         if failed:
@@ -227,22 +230,22 @@ def _form(former: Former, chunks: Iterable[Facts]) -> list[Owed]:
     return owed
 
 
-def _form_at_once(former: Former, group: Sequence[Facts]) -> list[Owed] | None:
+def _form_at_once(former: Former, group: Sequence[Encoded]) -> list[Owed] | None:
     """The canonicals of a group after one forward; None if they have to run alone."""
     try:
-        places = [former.canonical_positions(facts) for facts in group]
+        places = [former.canonical_positions(encoded) for encoded in group]
         live = former.backbone.live()
         live.show([former.anchor_span])
-        kvs = former.backbone.prefill([f.encoded for f in group], places, live, apart=True)
+        kvs = former.backbone.prefill([f for f in group], places, live, apart=True)
     except (NonFiniteKV, NotRelocatable, torch.OutOfMemoryError) as error:
         logger.info("%d chunks are prefilled one by one: %s", len(group), error)
         return None
     copies = [Copy(kv, there) for kv, there in zip(kvs, places, strict=True)]
-    return [former.records_to_put(facts, copy)[1] for facts, copy in zip(group, copies, strict=True)]
+    return [former.records_to_put(encoded, copy)[1] for encoded, copy in zip(group, copies, strict=True)]
 
 
 def archive_later(
-    former: Former, leaving: Iterable[tuple[Facts, Copy | None]], needed: Sequence[Facts] = ()
+    former: Former, leaving: Iterable[tuple[Encoded, Copy | None]], needed: Sequence[Encoded] = ()
 ) -> None:
     """Store the canonicals of chunks as background work: one that is at hand, the others prefilled together.
 
@@ -250,55 +253,63 @@ def archive_later(
     ``leaving``, which are offered again when they leave again. ``needed`` are chunks whose canonicals other
     background work reads, and forms if this is dropped.
     """
-    queue, alone = background_of(former.backbone), list[Facts]()
+    queue, alone = background_of(former.backbone), list[Encoded]()
     former.store.awaited[id(queue)] = queue.flush
-    for facts, canonical in leaving:
-        former.waiting[former.context, facts.chunk_id] = facts
+    for encoded, canonical in leaving:
+        former.waiting[former.context, encoded.chunk_id] = encoded
         if canonical is not None:
-            _add(former, partial(_own, former, facts, canonical), [facts], [facts], kv_tensors(canonical.kv))
+            _add(
+                former,
+                partial(_own, former, encoded, canonical),
+                [encoded],
+                [encoded],
+                kv_tensors(canonical.kv),
+            )
         else:
-            alone.append(facts)
+            alone.append(encoded)
     if alone or needed:
         both = [*alone, *needed]
         _add(former, partial(_form, former, both), alone, both)
 
 
-def follow_later(former: Former, facts: Facts, predecessor: Facts) -> None:
+def follow_later(former: Former, encoded: Encoded, predecessor: Encoded) -> None:
     """Form and store, in the background, the patch of a chunk behind its ``predecessor`` alone: one forward.
 
     Both canonicals are read. If the store did not keep one of them, nothing runs.
     """
-    key = (facts.chunk_id, (predecessor.chunk_id,))
+    key = (encoded.chunk_id, (predecessor.chunk_id,))
     former.catalogue.followed.add(key)
 
     def form() -> list[Owed]:
         with former.operation():
-            if None in (former.find_canonical(facts), former.find_canonical(predecessor)):
+            if None in (former.find_canonical(encoded), former.find_canonical(predecessor)):
                 former.catalogue.followed.discard(key)
                 return []
             line = Line(former)
             line.append(predecessor)
-            return patch_to_put(former, facts, line.prefill(facts), line.before, "")
+            return patch_to_put(former, encoded, line.prefill(encoded), line.before, "")
 
     def dropped(why: str) -> None:
         former.catalogue.followed.discard(key)
-        logger.info("a patch of chunk %s behind its predecessor was not formed: %s", facts.chunk_id[:12], why)
+        logger.info(
+            "a patch of chunk %s behind its predecessor was not formed: %s", encoded.chunk_id[:12], why
+        )
 
-    holds = [tensor for each in (facts, predecessor) for tensor in each.encoded.tensors.values()]
+    holds = [tensor for each in (encoded, predecessor) for tensor in each.tensors.values()]
     queue = background_of(former.backbone)
     former.store.awaited[id(queue)] = queue.flush
-    queue.add(form, Priority.PATCH, holds, dropped, reads=facts.reads | predecessor.reads)
+    queue.add(form, Priority.PATCH, holds, dropped, reads=encoded.reads | predecessor.reads)
 
 
-def _own(former: Former, facts: Facts, copy: Copy) -> list[Owed]:
-    return [former.records_to_put(facts, copy)[1]]
+def _own(former: Former, encoded: Encoded, copy: Copy) -> list[Owed]:
+    return [former.records_to_put(encoded, copy)[1]]
 
 
 def _add(
     former: Former,
     made: Callable[[], list[Owed]],
-    leaving: Sequence[Facts],
-    chunks: Sequence[Facts],
+    leaving: Sequence[Encoded],
+    chunks: Sequence[Encoded],
     kv: Iterable[torch.Tensor] = (),
 ) -> None:
     """Hand over work on ``chunks``, which makes records of those ``leaving``; it holds ``kv``, too."""
@@ -313,13 +324,13 @@ def _add(
         return owed
 
     def dropped(why: str) -> None:
-        for facts in leaving:
-            former.waiting.pop((former.context, facts.chunk_id), None)
-            former.losses.unkept.add(facts.chunk_id)
-            former.losses.note_for_next(f"chunk {facts.chunk_id[:12]} was not archived: {why}")
+        for encoded in leaving:
+            former.waiting.pop((former.context, encoded.chunk_id), None)
+            former.losses.unkept.add(encoded.chunk_id)
+            former.losses.note_for_next(f"chunk {encoded.chunk_id[:12]} was not archived: {why}")
 
-    holds = [*kv, *(tensor for facts in chunks for tensor in facts.encoded.tensors.values())]
-    reads = frozenset[str]().union(*(facts.reads for facts in chunks))
+    holds = [*kv, *(tensor for encoded in chunks for tensor in encoded.tensors.values())]
+    reads = frozenset[str]().union(*(encoded.reads for encoded in chunks))
     background_of(former.backbone).add(archive, Priority.CHUNK, holds, dropped, reads=reads)
 
 

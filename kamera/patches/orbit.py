@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kamera.content import Encoded
 from kamera.ops import (
     Blocks,
     Deltas,
@@ -22,7 +23,7 @@ from kamera.ops import (
 )
 from kamera.patches.background import put_owed
 from kamera.patches.catalogue import serves
-from kamera.patches.chunks import Copy, Facts
+from kamera.patches.chunks import Copy
 from kamera.patches.former import Former
 from kamera.patches.making import Line, patch_to_put
 from kamera.store import PatchRecord
@@ -103,7 +104,12 @@ class Mean:
 
 
 def form_orbit(
-    former: Former, target: Facts, antecedents: Sequence[Facts], *, samples: int | None = None, seed: int = 0
+    former: Former,
+    target: Encoded,
+    antecedents: Sequence[Encoded],
+    *,
+    samples: int | None = None,
+    seed: int = 0,
 ) -> Formed:
     """Form the orbit patch of ``target`` behind the set ``antecedents`` and store it.
 
@@ -124,7 +130,7 @@ MOST_NEIGHBOURS = 4
 """Chunks all of whose orders are prepared: the sets of others that may stand before each double with one."""
 
 
-def form_orders(former: Former, front: Sequence[Facts], chunks: Sequence[Facts]) -> None:
+def form_orders(former: Former, front: Sequence[Encoded], chunks: Sequence[Encoded]) -> None:
     """Form and store what every order of ``chunks`` behind ``front`` is served with, without a forward.
 
     Each chunk gets a patch behind each set of others: an exact one behind none or one of them, an orbit patch
@@ -163,8 +169,8 @@ def form_orders(former: Former, front: Sequence[Facts], chunks: Sequence[Facts])
         former.canonical(chunk)
     walk(())
     for (target, set_of), mean in means.items():
-        facts, antecedents = chunks[target], [*front, *(chunks[i] for i in sorted(set_of))]
-        _store(former, facts, former.canonical(facts), antecedents, mean)
+        encoded, antecedents = chunks[target], [*front, *(chunks[i] for i in sorted(set_of))]
+        _store(former, encoded, former.canonical(encoded), antecedents, mean)
 
 
 def _rotations(items: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -172,13 +178,13 @@ def _rotations(items: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [(*items[n:], *items[:n]) for n in range(max(1, len(items)))]
 
 
-def _is_stored(former: Former, target: Facts, antecedents: Sequence[Facts], chosen: int) -> bool:
+def _is_stored(former: Former, target: Encoded, antecedents: Sequence[Encoded], chosen: int) -> bool:
     """True if the patch behind these antecedents, ``chosen`` of them in any order, is stored."""
-    names = [facts.chunk_id for facts in antecedents]
+    names = [encoded.chunk_id for encoded in antecedents]
     if not names:
         return True  # it leads
     row = former.catalogue.patch(target.chunk_id, names, "exact" if chosen < 2 else "orbit")
-    return row is not None and serves(row, former.budget, target.length, former.max_error)
+    return row is not None and serves(row, former.budget, target.num_tokens, former.max_error)
 
 
 def _deficit(former: Former, canonical: Copy, conditioned: Copy) -> Deltas:
@@ -188,7 +194,7 @@ def _deficit(former: Former, canonical: Copy, conditioned: Copy) -> Deltas:
 
 
 def _store(
-    former: Former, target: Facts, canonical: Copy, antecedents: Sequence[Facts], mean: Mean
+    former: Former, target: Encoded, canonical: Copy, antecedents: Sequence[Encoded], mean: Mean
 ) -> Formed:
     """Form the patch of a mean and store it as the orbit patch behind the set ``antecedents``."""
     formed, filled = former.budget.form(mean.deltas, former.backbone.layout, canonical.kv)

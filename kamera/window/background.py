@@ -157,7 +157,9 @@ def queue_audits(executor: Executor, state: WindowState, served: Sequence[int], 
     def note_drop(why: str) -> None:
         executor.former.losses.note_for_next(f"a slot was not audited: {why}")
 
-    clean = next((i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.facts))
+    clean = next(
+        (i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.encoded)
+    )
     auditable = [i for i in served if i <= clean and state.seats.guarantees[i] != "survivor"]
     candidates = []
     for index in auditable:  # each runs itself, its canonical if it is served from one, and the anchor
@@ -211,7 +213,7 @@ def audit_slot(executor: Executor, state: WindowState, index: int, kv: KV) -> li
         findings += [] if error is None else [finding("canonical", error, LOSSY if lossy else rounding)]
     live = former.backbone.live()
     live.show(executor.spans(state)[: index + 1], room=seat.length)
-    true = former.backbone.prefill([resident.facts.encoded], [state.positions[index]], live)[0]
+    true = former.backbone.prefill([resident.encoded], [state.positions[index]], live)[0]
     kv_error = kv_distance(kv, true)
     if guarantee == "exact":
         return [*findings, finding("KV", kv_error, rounding)]
@@ -227,19 +229,19 @@ def audit_slot(executor: Executor, state: WindowState, index: int, kv: KV) -> li
 
 def _anchor_error(former: Former) -> float:
     anchor = former.anchor
-    true = former.backbone.prefill([Encoded(anchor.input_ids, {}, {})], [anchor.positions])[0]
+    true = former.backbone.prefill([Encoded(anchor.input_ids)], [anchor.positions])[0]
     return kv_distance(anchor.kv, true)
 
 
 def _canonical_error(former: Former, resident: Resident) -> float | None:
     """Of the canonical that is served, against one prefilled now; None behind another system prompt."""
-    copy, facts = resident.shown, resident.facts
-    positions = former.canonical_positions(facts)
+    copy, encoded = resident.shown, resident.encoded
+    positions = former.canonical_positions(encoded)
     if not torch.equal(positions, copy.positions):
         return None
     live = former.backbone.live()
-    live.show([former.anchor_span], room=facts.length)
-    return kv_distance(copy.kv, former.backbone.prefill([facts.encoded], [positions], live)[0])
+    live.show([former.anchor_span], room=encoded.num_tokens)
+    return kv_distance(copy.kv, former.backbone.prefill([encoded], [positions], live)[0])
 
 
 def _lacking(former: Former, canonical: Span, served: KV, true: KV) -> float | None:

@@ -37,7 +37,7 @@ from kamera.engines import (
 )
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
-from kamera.patches import Catalogue, Copy, Facts, Former, Losses, canonical_of, put_owed
+from kamera.patches import Catalogue, Copy, Former, Losses, canonical_of, put_owed
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
@@ -84,7 +84,7 @@ class Dialogue:
 
 
 @dataclass(frozen=True, eq=False)
-class PromptChunk(Facts):
+class PromptChunk(Encoded):
     """A chunk with what a prompt shows of it: ``parts`` of a message, and their pictures."""
 
     parts: tuple[Mapping[str, Any], ...] = ()
@@ -93,7 +93,7 @@ class PromptChunk(Facts):
     @property
     def newcomer(self) -> Newcomer:
         """The chunk as plans know it."""
-        return Newcomer(self.chunk_id, self.length)
+        return Newcomer(self.chunk_id, self.num_tokens)
 
     @property
     def pictures(self) -> list[PromptPicture]:
@@ -115,12 +115,12 @@ class RowPlaces:
         axes = next((len(outline.low) for outline in self.outlines.values()), 1)
         return (self.anchor,) * axes
 
-    def compact(self, chunks: Sequence[Facts]) -> list[Spot]:
+    def compact(self, chunks: Sequence[Encoded]) -> list[Spot]:
         """Spots of chunks one after another behind the anchor."""
         start, spots = self.start, list[Spot]()
         at = start
         for chunk in chunks:
-            length, outline = chunk.length, self.outlines.get(chunk.chunk_id)
+            length, outline = chunk.num_tokens, self.outlines.get(chunk.chunk_id)
             if outline is None:
                 spots.append(Spot(at, tuple(place + length - 1 for place in at)))
                 at = tuple(place + length for place in at)
@@ -134,7 +134,7 @@ class RowPlaces:
         high = tuple(self.anchor + high - low for low, high in zip(outline.low, outline.high, strict=True))
         self.outlines[chunk_id] = replace(outline, low=(self.anchor,) * len(high), high=high)
 
-    def form(self, facts: Facts) -> None:
+    def form(self, encoded: Encoded) -> None:
         """No chunk shares a forward: the engine makes its own batches."""
 
 
@@ -336,7 +336,7 @@ class EngineWindow:
             max_tokens=self._max_tokens,
             lossy=self._context.lossy,
             places=self._places,
-            facts=self._chunks,
+            encoded=self._chunks,
         )
 
     def _bring(self, chunk: PromptChunk) -> tuple[Slot, ...]:
@@ -441,7 +441,7 @@ class EngineWindow:
         own = self._computed_source(chunk_id, before.lineage, before.tokens)
         if own is not None and (own.guarantee == "exact" or self.policy.moves):
             return Seat(
-                chunk_id, self._chunks[chunk_id].length, self._spot(chunk_id, before), own, own.guarantee
+                chunk_id, self._chunks[chunk_id].num_tokens, self._spot(chunk_id, before), own, own.guarantee
             )
         survivor = None if old is None else self._survivor_as_computed(old, before)
         row = self._rows.canonical(chunk_id)
@@ -501,7 +501,7 @@ class EngineWindow:
         """A chunk that the engine prefills behind ``before``."""
         spot, state = self._spot(chunk_id, before), before.footing
         source = Source(spot, before.lineage, prefilled_behind(state), canonical=False, behind=before.tokens)
-        return Seat(chunk_id, self._chunks[chunk_id].length, spot, source, source.guarantee, state)
+        return Seat(chunk_id, self._chunks[chunk_id].num_tokens, spot, source, source.guarantee, state)
 
     def _spot(self, chunk_id: str, before: Seats) -> Spot:
         return self._places.compact([self._chunks[name] for name in (*before.chunk_ids, chunk_id)])[-1]
@@ -537,8 +537,9 @@ def prompt_chunk(chunk: Chunk, content: Content | Chunk) -> PromptChunk:
     if isinstance(content, Image.Image):
         parts = [{"type": "image", "image": content}]
     images = tuple(part["image"] for part in parts if part["type"] == "image")
-    encoded = Encoded(chunk.input_ids, {}, {})
-    return PromptChunk(chunk.id, encoded, chunk.label, parts=tuple(parts), images=images)
+    return PromptChunk(
+        chunk.input_ids, chunk_id=chunk.id, label=chunk.label, parts=tuple(parts), images=images
+    )
 
 
 def segment(chunk: Chunk, picture: Image.Image | None) -> PromptChunk:
@@ -554,14 +555,14 @@ def recipe(
     seats: Seats,
     rows: Catalogue,
     anchor_ids: Sequence[int],
-    facts: Mapping[str, Facts],
+    encoded: Mapping[str, Encoded],
     rank: int | None,
     contents: Mapping[int, str],
     remedy: str,
 ) -> Recipe:
     """The recipe of a window: what a plan's seats, too, can be written down as, if all of them is stored.
 
-    ``facts`` are those of the chunks, by chunk id, ``rank`` the largest of patches. ``contents`` are the
+    ``encoded`` are those of the chunks, by chunk id, ``rank`` the largest of patches. ``contents`` are the
     digests of the conditioned KV that is stored, by number of its seat. ``remedy`` says what stores KV that
     has no key.
     """
@@ -570,7 +571,7 @@ def recipe(
         source, spot = seat.shown, seat.spot.shift(back)
         place = (start, spot.low, source.home.distance(spot), guarantee, source.antecedents)
         kv, patch, missing = _rows_of(seat, rows, rank, contents.get(seat.number))
-        ids = tuple(facts[seat.chunk_id].encoded.input_ids.tolist())
+        ids = tuple(encoded[seat.chunk_id].input_ids.tolist())
         parts.append(Part(seat.chunk_id, ids, *place, kv, patch, missing.format(remedy)))
         start += seat.length
     anchor = RowKey.of(own, "anchor", own.anchor) if has_anchor(rows) else None
@@ -590,9 +591,12 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
         for seat, resident in zip(state.seats.seats, state.residents, strict=True)
         if _is_kept(former, seat, resident.shown)
     }
-    anchor_ids, facts = former.anchor.input_ids.tolist(), {facts.chunk_id: facts for facts in state.facts}
+    anchor_ids, encoded = (
+        former.anchor.input_ids.tolist(),
+        {encoded.chunk_id: encoded for encoded in state.encoded},
+    )
     remedy = "keep_kv(window) stores it"
-    return recipe(state.seats, former.catalogue, anchor_ids, facts, former.budget.rank, contents, remedy)
+    return recipe(state.seats, former.catalogue, anchor_ids, encoded, former.budget.rank, contents, remedy)
 
 
 def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
@@ -636,7 +640,7 @@ def store_state(former: Former, state: WindowState) -> WindowState:
         resident = tensors[seat.number]
         if _is_canonical(seat, former.context):
             if resident.shown.patch is None and not former.catalogue.has_canonical(seat.chunk_id):
-                put_owed([former.records_to_put(resident.facts, resident.shown)[1]])
+                put_owed([former.records_to_put(resident.encoded, resident.shown)[1]])
             continue
         record = _conditioned_record(former, seat, resident)
         former.store.put(record)
@@ -645,7 +649,7 @@ def store_state(former: Former, state: WindowState) -> WindowState:
 
 
 def _conditioned_record(former: Former, seat: Seat, resident: Resident) -> CanonicalRecord:
-    record = canonical_of(former, resident.facts, resident.shown)
+    record = canonical_of(former, resident.encoded, resident.shown)
     return conditioned_record(
         replace(record, info={**record.info, "formed": seat.formed}), seat.shown.antecedents
     )

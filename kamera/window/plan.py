@@ -19,9 +19,10 @@ import cattrs
 from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
+from kamera.content import Encoded
 from kamera.engines import Offset, PositionLimits
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull, quote
-from kamera.patches import Catalogue, Facts, Stored, by_form, possible_names, stored_patch, worth_harvesting
+from kamera.patches import Catalogue, Stored, by_form, possible_names, stored_patch, worth_harvesting
 from kamera.store import ObjectInfo, chunks_of
 from kamera.trust import (
     ArchiveRule,
@@ -66,15 +67,15 @@ or is smaller, or leaves out more, than the policy asks. "" for none of these: i
 class Places(Protocol):
     """Positions of chunks one after another behind the anchor, and their ``form`` as in `form_of`."""
 
-    def compact(self, chunks: Sequence[Facts]) -> list[Spot]: ...
-    def form(self, facts: Facts) -> Hashable | None: ...
+    def compact(self, chunks: Sequence[Encoded]) -> list[Spot]: ...
+    def form(self, encoded: Encoded) -> Hashable | None: ...
 
 
 @dataclass(frozen=True)
 class View:
     """What a plan is made from, beside its request: a window's seats, stored rows, a policy, and limits.
 
-    ``facts`` are those of all chunks that it may seat, by id. ``anchor`` is the number of the anchor's
+    ``encoded`` are those of all chunks that it may seat, by id. ``anchor`` is the number of the anchor's
     tokens, ``reach`` as `Engine.limits`. ``lossy``: canonicals are stored in codes. ``joins`` as in
     `ModelFacts`. ``glue`` are the ids of texts that are glue (`is_glue`), in a request whose chunks are parts
     of a conversation. Background work that waits already makes the canonicals of ``pending``.
@@ -88,14 +89,14 @@ class View:
     max_tokens: int | None
     lossy: bool
     places: Places
-    facts: Mapping[str, Facts]
+    encoded: Mapping[str, Encoded]
     joins: bool = False
     glue: frozenset[str] = frozenset()
     pending: frozenset[str] = frozenset()
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
         """Places of chunks one after another behind the anchor."""
-        return self.places.compact([self.facts[chunk_id] for chunk_id in chunk_ids])
+        return self.places.compact([self.encoded[chunk_id] for chunk_id in chunk_ids])
 
     def choose_frame(
         self, state: Seats, staying: Sequence[Seat], spots: Sequence[Spot]
@@ -959,9 +960,11 @@ class Planner:
         seats = [seat for seat in self.late_seats.values() if seat.chunk_id not in canonical_ids]
         tokens = [s.length - self._stored_head_tokens(s, canonical_ids | self._first_ids) for s in seats]
         run_seats = [seat for seat, count in zip(seats, tokens, strict=True) if count]
-        form, facts = self.view.places.form, self.view.facts
+        form, encoded = self.view.places.form, self.view.encoded
         groups = (
-            by_form((form(facts[s.chunk_id]), s.length, s) for s in run_seats) if run_seats[1:] else run_seats
+            by_form((form(encoded[s.chunk_id]), s.length, s) for s in run_seats)
+            if run_seats[1:]
+            else run_seats
         )
         followed = [seat.length for seat in self._followed]
         return Cost(len(groups) + len(followed), sum(tokens) + sum(followed))

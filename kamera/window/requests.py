@@ -24,7 +24,7 @@ from PIL import Image
 
 from kamera.content import Chunk, Content, Encoded, common_prefix
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
-from kamera.patches import Encodings, Facts, Former, await_archives
+from kamera.patches import Encodings, Former, await_archives
 from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.trust import ArchiveRule, OnLeave
 from kamera.window.slots import Slot, WindowState
@@ -36,7 +36,7 @@ SHORTEST_HEAD = 8
 """Fewest tokens of a common head that is looked for: the words that open every message are shorter."""
 
 Heads = tuple[tuple[str, int], ...]
-"""As `Facts.heads`."""
+"""As `Encoded.heads`."""
 
 Takes = tuple[tuple[int, int], ...]
 """What a text begins with, in order: chunks of a window by index, each with the number of their first tokens.
@@ -50,7 +50,7 @@ Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`.
+    """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Encoded.heads`.
 
     ``takes`` as `Takes`.
     """
@@ -166,35 +166,35 @@ Request = Edit | Without
 
 @dataclass(frozen=True, eq=False)
 class NamedRequest:
-    """A request with names alone, the facts of its incoming chunks by id, and those still to encode.
+    """A request with names alone, the encoded of its incoming chunks by id, and those still to encode.
 
-    The facts of a chunk that is not encoded yet are those of its plan: tokens and grids fix its positions.
+    The encoded of a chunk that is not encoded yet are those of its plan: tokens and grids fix its positions.
     ``pictures`` are those of chunks that were given, for events.
     """
 
     request: Request
-    coming: dict[str, Facts] = field(default_factory=dict)
+    coming: dict[str, Encoded] = field(default_factory=dict)
     unseen: dict[str, Chunk] = field(default_factory=dict)
     pictures: dict[str, Image.Image] = field(default_factory=dict)
 
-    def bring(self, chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:
-        """Add a chunk that comes: its ``facts`` if it is encoded already, and its heads."""
-        towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if facts is None else 0
+    def bring(self, chunk: Chunk, encoded: Encoded | None, heads: Heads) -> Newcomer:
+        """Add a chunk that comes: its ``encoded`` if it is encoded already, and its heads."""
+        towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if encoded is None else 0
         if chunk.picture is not None:
             self.pictures[chunk.id] = chunk.picture
-        if facts is None:
+        if encoded is None:
             self.unseen[chunk.id] = chunk
             media = {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # marks that there is media
-            facts = Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), media), chunk.label)
-        self.coming[chunk.id] = replace(facts, heads=heads)
+            encoded = Encoded(chunk.input_ids, chunk.position_inputs(), media, chunk.id, chunk.label)
+        self.coming[chunk.id] = replace(encoded, heads=heads)
         return Newcomer(chunk.id, chunk.num_tokens, towers, heads)
 
-    def facts(self, state: WindowState) -> dict[str, Facts]:
-        """The facts of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
-        return {**self.coming, **{facts.chunk_id: facts for facts in state.facts}}
+    def encoded(self, state: WindowState) -> dict[str, Encoded]:
+        """The encoded of all chunks that a plan of the request to a window in ``state`` may seat, by id."""
+        return {**self.coming, **{encoded.chunk_id: encoded for encoded in state.encoded}}
 
-    def encode(self, encodings: Encodings) -> dict[str, Facts]:
-        """The facts of the chunks that are to be encoded; they are encoded now."""
+    def encode(self, encodings: Encodings) -> dict[str, Encoded]:
+        """The encoded of the chunks that are to be encoded; they are encoded now."""
         return {
             name: replace(encodings.make(chunk, later=True), heads=self.coming[name].heads)
             for name, chunk in self.unseen.items()
@@ -214,9 +214,9 @@ class Names:
             case Append():
                 return self._append(request)
             case Recall(chunk, move):
-                facts = self._facts_of(self.whole_id(chunk))
-                newcomer = Newcomer(facts.chunk_id, facts.length)
-                return NamedRequest(Recall(newcomer, move), {facts.chunk_id: facts})
+                encoded = self._encoded_of(self.whole_id(chunk))
+                newcomer = Newcomer(encoded.chunk_id, encoded.num_tokens)
+                return NamedRequest(Recall(newcomer, move), {encoded.chunk_id: encoded})
             case Slide(n):
                 return NamedRequest(Slide(self._number(n)))
             case Evict(slot):
@@ -334,13 +334,13 @@ class Names:
         if request.archive not in ("now", "later", None):
             raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
         chunk = self.chunk_of(request.content)
-        heads = () if chunk.inputs else self._heads_at(chunk.input_ids, len(self._state.facts))
+        heads = () if chunk.inputs else self._heads_at(chunk.input_ids, len(self._state.encoded))
         named = NamedRequest(request)
-        facts = self._former.find(chunk) or self._facts_here(chunk.id)
-        return replace(named, request=replace(request, content=named.bring(chunk, facts, heads)))
+        encoded = self._former.find(chunk) or self._encoded_here(chunk.id)
+        return replace(named, request=replace(request, content=named.bring(chunk, encoded, heads)))
 
     def _number(self, n: int) -> int:
-        count = len(self._state.facts)
+        count = len(self._state.encoded)
         if not isinstance(n, int) or isinstance(n, bool):
             raise ValueError(f"cannot slide {quote(n)} chunks: give a whole number")
         if not count:
@@ -350,7 +350,7 @@ class Names:
         return n
 
     def _order(self, permutation: Sequence[int]) -> tuple[int, ...]:
-        order, count = indices(permutation), len(self._state.facts)
+        order, count = indices(permutation), len(self._state.encoded)
         if sorted(order) != list(range(count)):
             raise InvalidPermutation(
                 f"{quote(order)} is no permutation of the window's {count} slots: give each index once"
@@ -363,7 +363,7 @@ class Names:
         old_indices = {i: self._state.index(s) for i, s in enumerate(request.order) if isinstance(s, Slot)}
         if len(old_indices) != len(set(old_indices.values())):
             raise InvalidPermutation("arrange names a slot twice: give each slot once")
-        known_texts = texts_by_head(self._state.facts, request.among)
+        known_texts = texts_by_head(self._state.encoded, request.among)
         change = next((i for i in range(len(request.order)) if old_indices.get(i) != i), len(request.order))
         gaps = Gaps(self._state, list(old_indices.values())) if request.on_leave == "keep" else None
         named, items, met = NamedRequest(request), list[int | Newcomer](), set[str]()
@@ -374,9 +374,9 @@ class Names:
                     gaps.advance()
                 continue
             if isinstance(item, Recall):
-                facts = self._facts_of(self.whole_id(item.chunk))
-                named.coming.setdefault(facts.chunk_id, facts)
-                items.append(Newcomer(facts.chunk_id, facts.length))
+                encoded = self._encoded_of(self.whole_id(item.chunk))
+                named.coming.setdefault(encoded.chunk_id, encoded)
+                items.append(Newcomer(encoded.chunk_id, encoded.num_tokens))
                 continue
             chunk = self.chunk_of(item)
             newcomer = Newcomer(chunk.id, chunk.num_tokens)
@@ -384,7 +384,7 @@ class Names:
                 met.add(chunk.id)
                 same = self._heads_at(chunk.input_ids, i) if i == change and not chunk.inputs else ()
                 heads = tuple(dict([*same, *heads_of(chunk, known_texts)]).items())
-                known = self._facts_here(chunk.id) or self._former.find(chunk)
+                known = self._encoded_here(chunk.id) or self._former.find(chunk)
                 newcomer = named.bring(chunk, known, heads)
             takes = () if gaps is None else gaps.takes(chunk)
             items.append(replace(newcomer, takes=takes) if takes else newcomer)
@@ -394,17 +394,17 @@ class Names:
     def _wrapper(self, named: NamedRequest, item: int | Newcomer, index: int) -> Heads:
         """`Arrange.wrapper` of what comes to stand at slot ``index``, before which nothing changes."""
         state = self._state
-        facts = state.facts[item] if isinstance(item, int) else named.coming.get(item.chunk_id)
-        if facts is None or facts.is_text or index == len(state.residents):
+        encoded = state.encoded[item] if isinstance(item, int) else named.coming.get(item.chunk_id)
+        if encoded is None or encoded.is_text or index == len(state.residents):
             return ()
-        words = words_before_picture(facts.encoded.input_ids, self._former.backbone.builder.vision_tokens)
+        words = words_before_picture(encoded.input_ids, self._former.backbone.builder.vision_tokens)
         return self._heads_at(words, index)
 
-    def _facts_here(self, chunk_id: str) -> Facts | None:
-        return next((f for f in self._state.facts if f.chunk_id == chunk_id), None)
+    def _encoded_here(self, chunk_id: str) -> Encoded | None:
+        return next((f for f in self._state.encoded if f.chunk_id == chunk_id), None)
 
-    def _facts_of(self, chunk_id: str) -> Facts:
-        return self._facts_here(chunk_id) or self._former.facts_of(chunk_id)
+    def _encoded_of(self, chunk_id: str) -> Encoded:
+        return self._encoded_here(chunk_id) or self._former.encoded_of(chunk_id)
 
     def _heads_at(self, words: torch.Tensor, index: int) -> Heads:
         """The chunk at slot ``index``, or what was said behind the last, if it begins with any of a text."""
@@ -412,16 +412,16 @@ class Names:
         resident = state.said if index == len(state.residents) else state.residents[index]
         if resident is None:
             return ()
-        equal = common_prefix(words.tolist(), resident.facts.encoded.input_ids.tolist())
-        return ((resident.facts.chunk_id, equal),) if equal else ()
+        equal = common_prefix(words.tolist(), resident.encoded.input_ids.tolist())
+        return ((resident.encoded.chunk_id, equal),) if equal else ()
 
     def _features(self, like: Content | Chunk) -> np.ndarray:
         former = self._former
         chunk = like if isinstance(like, Chunk) else former.backbone.chunk(like)
         vector = former.store.embedding(former.context, chunk.id)
         if vector is None:
-            facts = former.encodings.find(chunk)
-            encoded = former.backbone.encode(chunk) if facts is None else facts.encoded
+            encoded = former.encodings.find(chunk)
+            encoded = former.backbone.encode(chunk) if encoded is None else encoded
             vector = mean_features(encoded.input_ids, encoded.tensors, former.backbone.builder.vision_tokens)
         if vector is None:
             raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")
@@ -434,9 +434,9 @@ def words_before_picture(ids: torch.Tensor, vision_tokens: Sequence[int]) -> tor
     return ids[: int(places[0])] if len(places) else ids
 
 
-def texts_by_head(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
+def texts_by_head(here: Iterable[Encoded], others: Iterable[Chunk] = ()) -> Texts:
     """The chunks whose KV depends on their token ids and positions alone."""
-    chunks = {f.chunk_id: f.encoded.input_ids for f in here if f.is_text}
+    chunks = {f.chunk_id: f.input_ids for f in here if f.is_text}
     chunks |= {chunk.id: chunk.input_ids for chunk in others if not chunk.inputs}
     groups: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
     for name, tokens in chunks.items():
@@ -463,8 +463,8 @@ class Gaps:
     """
 
     def __init__(self, state: WindowState, staying: Sequence[int]) -> None:
-        answer_facts = () if state.said is None else (state.said.facts,)
-        self._texts = [_text_of(facts) for facts in (*state.facts, *answer_facts)]
+        answer_facts = () if state.said is None else (state.said.encoded,)
+        self._texts = [_text_of(encoded) for encoded in (*state.encoded, *answer_facts)]
         self._staying_indices = list(staying)
         self._at = 0
 
@@ -509,9 +509,9 @@ def _tokens(takes: Iterable[tuple[int, int]]) -> int:
     return sum(tokens for _, tokens in takes)
 
 
-def _text_of(facts: Facts) -> list[int]:
+def _text_of(encoded: Encoded) -> list[int]:
     """The tokens of a text; none of another chunk."""
-    return facts.encoded.input_ids.tolist() if facts.is_text else []
+    return encoded.input_ids.tolist() if encoded.is_text else []
 
 
 def indices(permutation: Iterable[SupportsIndex]) -> list[int]:

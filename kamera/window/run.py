@@ -22,7 +22,6 @@ from kamera.patches import (
     Anchor,
     Before,
     Copy,
-    Facts,
     Former,
     Losses,
     Owed,
@@ -221,20 +220,20 @@ class Executor:
 
     def plan(self, named: NamedRequest, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``. Raises the refusals of the operation."""
-        request, facts = named.request, named.facts(state)
+        request, encoded = named.request, named.encoded(state)
         glue = frozenset[str]()
         if isinstance(request, Arrange) and not request.archive and policy.forms == "returning":
-            glue = frozenset(chunk_id for chunk_id, chunk in facts.items() if is_glue(chunk))
-        return plan(request, self.view(state, facts, policy, glue))
+            glue = frozenset(chunk_id for chunk_id, chunk in encoded.items() if is_glue(chunk))
+        return plan(request, self.view(state, encoded, policy, glue))
 
     def view(
         self,
         state: WindowState,
-        facts: Mapping[str, Facts],
+        encoded: Mapping[str, Encoded],
         policy: ReusePolicy,
         glue: frozenset[str] = frozenset(),
     ) -> View:
-        """What a plan for ``state`` is made from; ``facts`` and ``glue`` as in `View`."""
+        """What a plan for ``state`` is made from; ``encoded`` and ``glue`` as in `View`."""
         former = self.former
         return View(
             state.seats,
@@ -245,7 +244,7 @@ class Executor:
             max_tokens=self.max_tokens,
             lossy=former.context.lossy,
             places=self.spots,
-            facts=facts,
+            encoded=encoded,
             joins=former.backbone.facts.joins,
             glue=glue,
             pending=frozenset(name for context, name in tuple(former.waiting) if context == former.context),
@@ -269,12 +268,12 @@ class Executor:
         """
         plan = plan or self.plan(named, before, policy)
         tally.count_time("plan")
-        facts = {**named.facts(before), **named.encode(self.former.encodings)}
+        encoded = {**named.encoded(before), **named.encode(self.former.encodings)}
         tally.count_time("encode")
         while True:
             try:
                 with self._reading_ahead(plan):
-                    state, answer = _PlanRun(before, self, plan, facts, tally, inquiry).run_steps()
+                    state, answer = _PlanRun(before, self, plan, encoded, tally, inquiry).run_steps()
                 tally.count_time("run")
                 return plan, state, answer
             except RowLied:
@@ -319,23 +318,23 @@ class Executor:
         self,
         state: WindowState,
         text: torch.Tensor,
-        facts: Sequence[Facts] = (),
+        coming: Sequence[Encoded] = (),
         places: Sequence[torch.Tensor] = (),
     ) -> TokenSequence:
         """A window, chunks that come at ``places``, and a text behind them, where the live cache has them."""
-        anchor, chunks = self.former.anchor, [*state.facts, *facts]
-        ids = [anchor.input_ids, *(f.encoded.input_ids for f in chunks), text]
+        anchor, chunks = self.former.anchor, [*state.encoded, *coming]
+        ids = [anchor.input_ids, *(c.input_ids for c in chunks), text]
         front = [shift(anchor.positions, state.seats.frame), *state.positions, *places]
         return TokenSequence(
-            torch.cat(ids), torch.cat([*front, self.text_positions(state, text, facts)], dim=1)
+            torch.cat(ids), torch.cat([*front, self.text_positions(state, text, coming)], dim=1)
         )
 
     def text_positions(
-        self, state: WindowState, text: torch.Tensor, facts: Sequence[Facts] = ()
+        self, state: WindowState, text: torch.Tensor, coming: Sequence[Encoded] = ()
     ) -> torch.Tensor:
-        """Positions in the live cache of a text behind a window and ``facts``, ``[axes, tokens]``."""
+        """Positions in the live cache of a text behind a window and chunks that come, ``[axes, tokens]``."""
         former = self.former
-        places = text_positions(former.backbone, former.anchor.input_ids, [*state.facts, *facts], text)
+        places = text_positions(former.backbone, former.anchor.input_ids, [*state.encoded, *coming], text)
         return shift(places, state.seats.frame)
 
     def with_answer(self, state: WindowState, question: torch.Tensor, answer: Continuation) -> WindowState:
@@ -344,17 +343,17 @@ class Executor:
             return state
         spoken = torch.cat([question, answer.tokens[0].to(question)])[: kv_tokens(answer.tail)]
         # places are remembered by id: one id for two lengths would give the second the first one's
-        facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
+        encoded = Encoded(spoken, chunk_id=f"said {len(spoken)}")
         positions, formed = self.text_positions(state, spoken), state.seats.footing
         source = Source(
-            self.spots.spot(facts, positions),
+            self.spots.spot(encoded, positions),
             state.seats.lineage,
             prefilled_behind(formed),
             canonical=False,
             behind=state.seats.tokens,
         )
-        seat = Seat(facts.chunk_id, facts.length, source.home, source, source.guarantee, formed)
-        return state.with_said(seat, Resident(facts, Copy(answer.tail, positions)))
+        seat = Seat(encoded.chunk_id, encoded.num_tokens, source.home, source, source.guarantee, formed)
+        return state.with_said(seat, Resident(encoded, Copy(answer.tail, positions)))
 
     # -- questions, whose additions to the live cache are discarded ----------------------------
 
@@ -420,7 +419,7 @@ class _PlanRun:
     before: WindowState
     executor: Executor
     plan: Plan
-    facts: Mapping[str, Facts]
+    encoded: Mapping[str, Encoded]
     tally: Tally
     inquiry: Inquiry | None = None
     answer: Continuation | None = None
@@ -458,7 +457,7 @@ class _PlanRun:
                     self.harvest(number, base)
                 case Clean(number):
                     resident = self.tensors[number]
-                    clean = self.former.canonical(resident.facts)
+                    clean = self.former.canonical(resident.encoded)
                     self.tensors[number] = replace(resident, clean=clean)
         if late_steps:
             self.queue_later_steps(late_steps)
@@ -472,73 +471,73 @@ class _PlanRun:
         state = self.executor.with_answer(self.state_of(self.plan.after), self.inquiry[0], self.answer)
         return state, self.answer.tokens
 
-    def _ran_at(self, step: Prefill, facts: Facts, copy: Copy) -> None:
+    def _ran_at(self, step: Prefill, encoded: Encoded, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
-        self.put(seat, facts, copy)
-        self.former.catalogue.note_miss(facts.chunk_id)
-        self.former.catalogue.prefilled.add((facts.chunk_id, seat.source.antecedents))
+        self.put(seat, encoded, copy)
+        self.former.catalogue.note_miss(encoded.chunk_id)
+        self.former.catalogue.prefilled.add((encoded.chunk_id, seat.source.antecedents))
         self.fronts[seat.number] = step.before
         self.former.store.metrics.count_served(seat.guarantee, computed=True, new=step.new)
 
     def _place(self, step: Place) -> None:
         seat = step.seat
-        facts, source, patch = self.facts[seat.chunk_id], seat.source, None
+        encoded, source, patch = self.encoded[seat.chunk_id], seat.source, None
         offer = source.patch
         if offer is not None:
-            patch = self.former.patch(facts, offer.antecedents, offer.kind, offer.formed, offer.base)
+            patch = self.former.patch(encoded, offer.antecedents, offer.kind, offer.formed, offer.base)
             if patch is None:
                 raise RowLied
             self.tally.notes += [offer.note] if offer.note else []
         is_leading = patch is None and source.guarantee != "blind"
         if offer is not None and offer.base:
-            base_copy = self.former.base_copy(facts, offer.base)
+            base_copy = self.former.base_copy(encoded, offer.base)
             if base_copy is None:
                 raise RowLied
             canonical = base_copy
         else:
-            canonical = self.former.canonical(facts, leading=is_leading)
-        self.put(seat, facts, replace(canonical, patch=patch))
+            canonical = self.former.canonical(encoded, leading=is_leading)
+        self.put(seat, encoded, replace(canonical, patch=patch))
         self.former.store.metrics.count_served(seat.guarantee, computed=False)
 
     def _prefill(self, run: Sequence[Prefill], inquiry: Inquiry | None) -> None:
         """Prefill chunks in one forward, and answer an ``inquiry``."""
         before = self.state_of(run[0].before)
-        facts = [self.facts[step.seat.chunk_id] for step in run]
-        places = [self.executor.spots.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
+        chunks = [self.encoded[step.seat.chunk_id] for step in run]
+        places = [self.executor.spots.positions(c, s.seat.spot) for c, s in zip(chunks, run, strict=True)]
         spans = self.executor.spans(before)
-        head, rest, rest_positions = self._begin(run[0], facts[0], places[0], spans)
-        encoded = [rest, *[f.encoded for f in facts[1:]]]
-        tokens = sum(e.num_tokens for e in encoded)
+        head, rest, rest_positions = self._begin(run[0], chunks[0], places[0], spans)
+        running = [rest, *chunks[1:]]
+        tokens = sum(e.num_tokens for e in running)
         kvs: tuple[KV, ...] = (NO_KV,)
         if inquiry is not None:
-            kvs = self._ask(before, inquiry, facts, places, spans, encoded)
+            kvs = self._ask(before, inquiry, chunks, places, spans, running)
         elif tokens:
             self.tally.add(self.executor.live.show(spans, room=tokens))
-            kvs = self.former.backbone.prefill(encoded, [rest_positions, *places[1:]], self.executor.live)
+            kvs = self.former.backbone.prefill(running, [rest_positions, *places[1:]], self.executor.live)
         kvs = (self.executor.live.hold(_join(head, kvs[0])), *kvs[1:])
-        for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
-            self._ran_at(step, fact, Copy(kv, positions))
+        for step, chunk, positions, kv in zip(run, chunks, places, kvs, strict=True):
+            self._ran_at(step, chunk, Copy(kv, positions))
 
     def _ask(
         self,
         before: WindowState,
         inquiry: Inquiry,
-        facts: Sequence[Facts] = (),
+        chunks: Sequence[Encoded] = (),
         places: Sequence[torch.Tensor] = (),
         spans: Sequence[Span] = (),
-        encoded: Sequence[Encoded] = (),
+        running: Sequence[Encoded] = (),
     ) -> tuple[KV, ...]:
-        """Answer behind chunks at ``places`` behind ``before``; returns the KV of their spans ``encoded``.
+        """Answer behind chunks at ``places`` behind ``before``; returns the KV of those ``running``.
 
         A question that was asked behind just this before runs from where it differs.
         """
         live, engine, start = self.executor.live, self.former.backbone, time.perf_counter()
         ids, options = inquiry
-        sequence = self.executor.sequence(before, ids, facts, places)
-        inputs = [e for e in encoded if e.num_tokens]
+        sequence = self.executor.sequence(before, ids, chunks, places)
+        inputs = [e for e in running if e.num_tokens]
         tokens = sum(e.num_tokens for e in inputs)
-        head = None if facts else self._said_before(before, ids)
+        head = None if chunks else self._said_before(before, ids)
         spans = [*(spans or self.executor.spans(before))]
         spans += [] if head is None else [Span(head, None, (0,) * engine.axes)]
         self.tally.add(live.show(spans, room=tokens))
@@ -550,14 +549,14 @@ class _PlanRun:
             answer = answer._replace(tail=tail)
         self.answer = answer
         self.tally.leave_out(work, answer.forwards, tokens, answer.first if inputs else start)
-        return answer.kvs if len(inputs) == len(encoded) else (NO_KV, *answer.kvs)
+        return answer.kvs if len(inputs) == len(running) else (NO_KV, *answer.kvs)
 
     def _said_before(self, before: WindowState, question: torch.Tensor) -> KV | None:
         """KV of a question's first tokens, but the last, if they were said behind the same chunks."""
         said, old = self.before.said, self.before.seats
         if said is None or (before.seats.seats, before.seats.frame) != (old.seats, old.frame):
             return None
-        ids = said.facts.encoded.input_ids
+        ids = said.encoded.input_ids
         count = min(common_prefix(question.tolist(), ids.tolist()), len(question) - 1)
         positions = self.executor.text_positions(before, question)
         return (
@@ -565,24 +564,24 @@ class _PlanRun:
         )
 
     def _begin(
-        self, step: Prefill, facts: Facts, positions: torch.Tensor, spans: list[Span]
+        self, step: Prefill, encoded: Encoded, positions: torch.Tensor, spans: list[Span]
     ) -> tuple[KV | None, Encoded, torch.Tensor]:
         """A chunk's head, which is added to ``spans``, and what runs behind it with its positions."""
-        head = self._kv_of_heads(step.heads, facts, positions) if step.heads else None
-        rest = None if head is None else facts.encoded.behind(kv_tokens(head))
+        head = self._kv_of_heads(step.heads, encoded, positions) if step.heads else None
+        rest = None if head is None else encoded.behind(kv_tokens(head))
         if head is None or rest is None:
-            return None, facts.encoded, positions
+            return None, encoded, positions
         head_tokens = kv_tokens(head)
         self.tally.tokens_held += head_tokens
         spans.append(Span(head, None, (0,) * self.former.backbone.axes))
         return head, rest, positions[:, head_tokens:]
 
-    def _kv_of_heads(self, heads: Sequence[TextHead], facts: Facts, positions: torch.Tensor) -> KV | None:
+    def _kv_of_heads(self, heads: Sequence[TextHead], encoded: Encoded, positions: torch.Tensor) -> KV | None:
         """KV of a text's first tokens, taken over from its ``heads``; None where it is another's."""
         parts, layout, count = list[KV](), self.former.backbone.layout, 0
         for head in heads:
-            whose, copy = self.tensors[head.number].facts.encoded, self.tensors[head.number].copy
-            ids, head_positions = facts.encoded.input_ids[count:], shift(copy.positions, head.offset)
+            whose, copy = self.tensors[head.number].encoded, self.tensors[head.number].copy
+            ids, head_positions = encoded.input_ids[count:], shift(copy.positions, head.offset)
             part = prefix_kv(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
             if part is None:
                 return None
@@ -600,42 +599,42 @@ class _PlanRun:
         if number in self.unarchived:
             return
         resident = self.tensors[number]
-        if not keep_patch(self.former, resident.facts, resident.copy, self._before_of(number), base):
+        if not keep_patch(self.former, resident.encoded, resident.copy, self._before_of(number), base):
             raise RowLied
 
     def queue_later_steps(self, steps: Sequence[Archive | Harvest | Follow]) -> None:
         """Leave steps to background work: first all canonicals that they need, together."""
-        archives, bases, harvests = list[tuple[Facts, Copy | None]](), list[Facts](), list[Harvest]()
+        archives, bases, harvests = list[tuple[Encoded, Copy | None]](), list[Encoded](), list[Harvest]()
         for step in steps:
-            facts = self.tensors[step.number].facts
+            encoded = self.tensors[step.number].encoded
             if isinstance(step, Follow):
                 continue
             if isinstance(step, Archive):
-                archives.append((facts, self._canonical(step.number)))
+                archives.append((encoded, self._canonical(step.number)))
                 continue
             harvests.append(step)
-            if not (step.base or self.former.catalogue.has_canonical(facts.chunk_id)):
-                bases.append(facts)
+            if not (step.base or self.former.catalogue.has_canonical(encoded.chunk_id)):
+                bases.append(encoded)
         archive_later(self.former, archives, bases)
         for step in harvests:
             self._harvest_later(step.number, step.base)
         for step in steps:
             if isinstance(step, Follow):
                 follow_later(
-                    self.former, self.tensors[step.number].facts, self.tensors[step.predecessor].facts
+                    self.former, self.tensors[step.number].encoded, self.tensors[step.predecessor].encoded
                 )
 
     def _harvest_later(self, number: int, base: str) -> None:
-        former, facts, copy = self.former, self.tensors[number].facts, self.tensors[number].copy
+        former, encoded, copy = self.former, self.tensors[number].encoded, self.tensors[number].copy
         before = self._before_of(number)
 
         def harvest() -> list[Owed]:
             with former.operation():
-                return patch_to_put(former, facts, copy, before, base)
+                return patch_to_put(former, encoded, copy, before, base)
 
         holds = [*kv_tensors(copy.kv), *before.tensors]
         background_of(former.backbone).add(
-            harvest, Priority.PATCH, holds, partial(patch_dropped, former, facts), reads=facts.reads
+            harvest, Priority.PATCH, holds, partial(patch_dropped, former, encoded), reads=encoded.reads
         )
 
     def _before_of(self, number: int) -> Before:
@@ -650,13 +649,13 @@ class _PlanRun:
 
     def archive(self, number: int) -> None:
         """Store a chunk's canonical; one that cannot have any is `unarchived`."""
-        facts = self.tensors[number].facts
+        encoded = self.tensors[number].encoded
         try:
-            self.former.canonical(facts)
+            self.former.canonical(encoded)
         except (NotRelocatable, NonFiniteKV):
             # past a position limit, or not finite in float16, even alone: it can only be appended anew
             self.unarchived.add(number)
-        if facts.chunk_id in self.former.losses.unkept:
+        if encoded.chunk_id in self.former.losses.unkept:
             self.unarchived.add(number)  # it is offered again when it leaves
 
     def _canonical(self, number: int) -> Copy | None:
@@ -664,9 +663,9 @@ class _PlanRun:
         copy, source = self.tensors[number].copy, self.rows[number].source
         return copy if source.canonical and copy.patch is None and not copy.lossy else None
 
-    def put(self, seat: Seat, facts: Facts, copy: Copy) -> None:
+    def put(self, seat: Seat, encoded: Encoded, copy: Copy) -> None:
         """Note that a chunk stands on ``copy``, and shows it."""
-        self.tensors[seat.number], self.rows[seat.number] = Resident(facts, copy), seat
+        self.tensors[seat.number], self.rows[seat.number] = Resident(encoded, copy), seat
 
     def state_of(self, seats: Seats) -> WindowState:
         """The state of ``seats``, with their tensors."""
@@ -679,8 +678,8 @@ class _PlanRun:
         tensors = dict[int, Resident]()
         for seat in seats.seats:
             resident = self.tensors[seat.number]
-            if resident.facts.heads:  # the others may leave
-                resident = replace(resident, facts=replace(resident.facts, heads=()))
+            if resident.encoded.heads:  # the others may leave
+                resident = replace(resident, encoded=replace(resident.encoded, heads=()))
             if resident.clean is not None and seat.clean is None:
                 resident = replace(resident, clean=None)
             tensors[seat.number] = resident

@@ -30,7 +30,7 @@ from kamera.engines import Engine
 from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreError, StoreVersionError
 from kamera.files import ASIDE, publish_file
 from kamera.ops import CodedKV
-from kamera.patches import Copy, Facts, Former, Losses, anchor_of
+from kamera.patches import Copy, Former, Losses, anchor_of
 from kamera.store import CanonicalRecord, ChunkStore, Folder, NotAFile, PatchRecord
 from kamera.trust import ReusePolicy
 from kamera.window.plan import converter
@@ -190,11 +190,11 @@ def save_window(path: Path, executor: Executor, state: WindowState, policy: Reus
     """Write a window to the directory ``path``, as `SealedFile.publish` does; its digest."""
     former, chunks = executor.former, list[dict[str, Any]]()
     tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
-    for i, (facts, resident) in enumerate(zip(state.facts, state.residents, strict=True)):
+    for i, (encoded, resident) in enumerate(zip(state.encoded, state.residents, strict=True)):
         copies = {"copy": resident.copy} | ({} if resident.clean is None else {"clean": resident.clean})
-        headers = {k: _put_copy(tensors, f"{i:05d}/{k}", former, facts, copy) for k, copy in copies.items()}
-        tensors |= {f"{i:05d}/embeds/{name}": tensor for name, tensor in facts.encoded.tensors.items()}
-        chunks.append({"label": facts.label, "copies": headers})
+        headers = {k: _put_copy(tensors, f"{i:05d}/{k}", former, encoded, copy) for k, copy in copies.items()}
+        tensors |= {f"{i:05d}/embeds/{name}": tensor for name, tensor in encoded.tensors.items()}
+        chunks.append({"label": encoded.label, "copies": headers})
     document = {
         "version": WINDOW.version,
         "fingerprint": former.context.fingerprint,
@@ -255,14 +255,14 @@ def load_window(
     return policy, executor, state
 
 
-def _put_copy(tensors: Tensors, name: str, former: Former, facts: Facts, copy: Copy) -> dict[str, Any]:
+def _put_copy(tensors: Tensors, name: str, former: Former, encoded: Encoded, copy: Copy) -> dict[str, Any]:
     """The headers of a copy's KV and patch as the store writes them; their tensors go under ``name``."""
-    own, encoded = former.context, facts.encoded
+    own = former.context
     context = own if isinstance(copy.kv, CodedKV) else replace(own, kv="as-is")
-    values = (facts.chunk_id, context, encoded.input_ids, copy.positions, copy.kv, encoded.position_inputs)
+    values = (encoded.chunk_id, context, encoded.input_ids, copy.positions, copy.kv, encoded.position_inputs)
     records: dict[str, CanonicalRecord | PatchRecord] = {"kv": CanonicalRecord(*values)}
     if copy.patch is not None:
-        records["patch"] = PatchRecord(facts.chunk_id, context, (), "exact", copy.patch, "exact")
+        records["patch"] = PatchRecord(encoded.chunk_id, context, (), "exact", copy.patch, "exact")
     for record in records.values():
         tensors |= {f"{name}/{part}": tensor for part, tensor in record.tensors().items()}
     return {part: record.header() for part, record in records.items()}
@@ -278,12 +278,12 @@ def _get_resident(
         headers, own = chunk["copies"][role], _under(tensors, f"{name}/{role}/")
         record = CanonicalRecord.from_parts(headers["kv"], own)
         patch = PatchRecord.from_parts(headers["patch"], own).patch if source.patch else None
-        facts = Facts(seat.chunk_id, Encoded(record.input_ids, record.inputs, embeds), chunk["label"])
-        if (record.tokens, executor.spots.spot(facts, record.positions)) != (seat.length, source.home):
+        encoded = Encoded(record.input_ids, record.inputs, embeds, seat.chunk_id, chunk["label"])
+        if (record.tokens, executor.spots.spot(encoded, record.positions)) != (seat.length, source.home):
             raise ValueError(f"the {role} of chunk {seat.chunk_id[:12]} was not computed where it is said")
         kv = executor.former.backbone.place(record.kv)
         copies[role] = Copy(kv, record.positions, patch, source.lossy)
-    return Resident(facts, copies["copy"], copies.get("clean"))
+    return Resident(encoded, copies["copy"], copies.get("clean"))
 
 
 def _under(tensors: Tensors, prefix: str) -> Tensors:

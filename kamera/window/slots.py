@@ -15,10 +15,11 @@ from typing import Literal, TypeVar
 
 import torch
 
+from kamera.content import Encoded
 from kamera.engines import Engine, Extent, LiveKV, Offset, Span
 from kamera.errors import UnknownSlot, quote
 from kamera.ops import digest, kv_tensors, tensor_digest
-from kamera.patches import Anchor, Copy, Facts, compact_positions, form_of
+from kamera.patches import Anchor, Copy, compact_positions, form_of
 from kamera.store import chunks_of, survivor_id
 from kamera.trust import Guarantee, weakest
 
@@ -369,9 +370,9 @@ each take a forward of their own, and files and look-ups that cost more than the
 """
 
 
-def is_glue(facts: Facts) -> bool:
+def is_glue(encoded: Encoded) -> bool:
     """True for a text of fewer than `GLUE` tokens."""
-    return facts.length < GLUE and facts.is_text
+    return encoded.num_tokens < GLUE and encoded.is_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +382,7 @@ class Resident:
     ``clean`` is the canonical shown instead of ``copy`` while conditioning is switched off.
     """
 
-    facts: Facts
+    encoded: Encoded
     copy: Copy
     clean: Copy | None = None
 
@@ -420,9 +421,9 @@ class WindowState:
         return tuple([self.tensors[seat.number] for seat in self.seats.seats])
 
     @cached_property
-    def facts(self) -> tuple[Facts, ...]:
+    def encoded(self) -> tuple[Encoded, ...]:
         """The chunks in order, independent of their places."""
-        return tuple([resident.facts for resident in self.residents])
+        return tuple([resident.encoded for resident in self.residents])
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -454,7 +455,7 @@ class WindowState:
         residents = self.residents
         patches = [resident.shown.patch for resident in residents]
         ranks = [None if patch is None else patch.rank for patch in patches]
-        labels = [resident.facts.label for resident in residents]
+        labels = [resident.encoded.label for resident in residents]
         return self.seats.slots(anchor_length, labels, ranks, bytes_per_token)
 
     def index(self, slot: Slot | int) -> int:
@@ -494,53 +495,53 @@ class Spots:
         self._sums: OrderedDict[str, tuple[Offset, Offset]] = OrderedDict()
         self._row: tuple[tuple[str, Spot, Offset], ...] = ()  # ids, places, and where the next one begins
 
-    def spot(self, facts: Facts, positions: torch.Tensor) -> Spot:
+    def spot(self, encoded: Encoded, positions: torch.Tensor) -> Spot:
         """The spot of a chunk at ``positions`` ``[axes, tokens]``."""
         low = positions.amin(1)
         pattern = positions - low[:, None]
-        alone = self._pattern(facts, "")
+        alone = self._pattern(encoded, "")
         shape = "" if torch.equal(pattern, alone[0]) else tensor_digest(pattern)[:16]
         if shape:
-            _remember(self._patterns, (facts.chunk_id, shape), _pattern_of(pattern))
-        return _spot(low.tolist(), self._pattern(facts, shape), shape)
+            _remember(self._patterns, (encoded.chunk_id, shape), _pattern_of(pattern))
+        return _spot(low.tolist(), self._pattern(encoded, shape), shape)
 
-    def positions(self, facts: Facts, spot: Spot) -> torch.Tensor:
+    def positions(self, encoded: Encoded, spot: Spot) -> torch.Tensor:
         """The positions of a chunk at a spot, ``[axes, tokens]``."""
-        return self._pattern(facts, spot.shape)[0] + torch.tensor(spot.low)[:, None]
+        return self._pattern(encoded, spot.shape)[0] + torch.tensor(spot.low)[:, None]
 
-    def compact(self, chunks: Sequence[Facts]) -> list[Spot]:
+    def compact(self, chunks: Sequence[Encoded]) -> list[Spot]:
         """Spots of chunks one after another behind the anchor; those that stood so before are known."""
         last = self._row
         pairs = enumerate(zip(last, chunks, strict=False))
         same = next((i for i, (old, c) in pairs if old[0] != c.chunk_id), min(len(last), len(chunks)))
         near = chunks[max(0, same - 1) :]  # neighbours may not touch
-        extents = self.backbone.extents.of_all([(c.chunk_id, c.encoded) for c in near])
+        extents = self.backbone.extents.of_all(near)
         if extents is None:
             positions = compact_positions(self.backbone, self.anchor.input_ids, chunks)
-            return [self.spot(facts, p) for facts, p in zip(chunks, positions, strict=True)]
+            return [self.spot(encoded, p) for encoded, p in zip(chunks, positions, strict=True)]
         row = list(last[:same])
         at = row[-1][2] if row else (self.anchor.length,) * self.backbone.axes
-        for facts, extent in zip(chunks[same:], extents[len(extents) - len(chunks) + same :], strict=True):
-            low, advance = self._sum(facts.chunk_id, extent)
-            spot = _spot(tuple(map(add, at, low)), self._pattern(facts, ""), "")
+        for encoded, extent in zip(chunks[same:], extents[len(extents) - len(chunks) + same :], strict=True):
+            low, advance = self._sum(encoded.chunk_id, extent)
+            spot = _spot(tuple(map(add, at, low)), self._pattern(encoded, ""), "")
             at = tuple(map(add, at, advance))
-            row.append((facts.chunk_id, spot, at))
+            row.append((encoded.chunk_id, spot, at))
         if len(row) > 1:  # a chunk alone is asked for between rows
             self._row = tuple(row)
         return [spot for _, spot, _ in row]
 
-    def form(self, facts: Facts) -> Hashable | None:
+    def form(self, encoded: Encoded) -> Hashable | None:
         """As `form_of`."""
-        return form_of(self.backbone, facts)
+        return form_of(self.backbone, encoded)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _pattern(self, facts: Facts, shape: str) -> _Pattern:
-        key = (facts.chunk_id, shape)
+    def _pattern(self, encoded: Encoded, shape: str) -> _Pattern:
+        key = (encoded.chunk_id, shape)
         pattern = self._patterns.get(key)
         if pattern is None:
             assert not shape, "a shape is remembered when a spot of it is made"
-            (alone,) = compact_positions(self.backbone, self.anchor.input_ids, [facts])
+            (alone,) = compact_positions(self.backbone, self.anchor.input_ids, [encoded])
             pattern = _remember(self._patterns, key, _pattern_of(alone - alone.amin(1)[:, None]))
         return pattern
 
@@ -612,7 +613,7 @@ def holdings_of(anchor: Anchor, state: WindowState, live: LiveKV) -> Holdings:
     for resident in (*state.residents, *(() if state.said is None else (state.said,))):
         for copy in (resident.copy, resident.clean):
             tensors.extend(() if copy is None else _parts(copy))
-        encoded = resident.facts.encoded
+        encoded = resident.encoded
         inputs += [encoded.input_ids, *encoded.position_inputs.values(), *encoded.tensors.values()]
     copies = {k: n for k, n in _storages(tensors).items() if k not in room}
     rest = {k: n for k, n in _storages(inputs).items() if k not in room and k not in copies}

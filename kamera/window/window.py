@@ -29,7 +29,6 @@ from kamera.patches import (
     MOST_NEIGHBOURS,
     Ahead,
     Copy,
-    Facts,
     Former,
     Losses,
     background_of,
@@ -330,9 +329,9 @@ class KameraWindow:
         first, count = min(chosen, default=0), len(chosen)
         if sorted(chosen) != [*range(first, first + count)] or not 2 <= count <= MOST_NEIGHBOURS:
             raise ValueError(f"{count} slots: prepare_orders takes 2 to {MOST_NEIGHBOURS} neighbours")
-        facts = self._state.facts
+        encoded = self._state.encoded
         with self._counting() as tally:
-            form_orders(self._former, facts[:first], facts[first : first + count])
+            form_orders(self._former, encoded[:first], encoded[first : first + count])
         report = tally.report("prepare_orders", None, self.slots)
         self._emit(None, report, self.slots, {})
         return report
@@ -663,7 +662,7 @@ class KameraWindow:
 
     def _length_of(self, item: Slot | Chunk | Recall) -> int:
         if isinstance(item, Recall):
-            return self._former.facts_of(self._id_of(item)).length
+            return self._former.encoded_of(self._id_of(item)).num_tokens
         return item.length if isinstance(item, Slot) else item.num_tokens
 
     def _price(self, items: Sequence[Any]) -> Price:
@@ -683,7 +682,7 @@ class KameraWindow:
 
     def _audit_one(self) -> None:
         """Each question serves the whole window; one of its slots may be audited for it."""
-        count = len(self._state.facts)
+        count = len(self._state.encoded)
         if count and self._policy.audit:
             self._turn += 1
             queue_audits(self._executor, self._state, [self._turn % count], self._policy.audit)
@@ -718,8 +717,8 @@ class KameraWindow:
 
     def _texts(self, old_ids: Collection[str]) -> dict[str, str]:
         """Beginnings of the texts of chunks that are not known."""
-        new = [facts for facts in self._state.facts if facts.chunk_id not in old_ids]
-        texts = {f.chunk_id: self._backbone.builder.detokenize(f.encoded.input_ids[:BEGINNING]) for f in new}
+        new = [encoded for encoded in self._state.encoded if encoded.chunk_id not in old_ids]
+        texts = {f.chunk_id: self._backbone.builder.detokenize(f.input_ids[:BEGINNING]) for f in new}
         return {name: " ".join(text.split()) for name, text in texts.items() if text and not text.isspace()}
 
     def _emit(
@@ -788,12 +787,12 @@ class KameraWindow:
 
     def _next_departure(self) -> int:
         """How many chunks will probably leave next: for a chunk like the last one, or by a slide."""
-        facts = self._state.facts
-        if not facts:
+        encoded = self._state.encoded
+        if not encoded:
             return 0
-        last = Newcomer(facts[-1].chunk_id, facts[-1].length)
+        last = Newcomer(encoded[-1].chunk_id, encoded[-1].num_tokens)
         leaving = count_leaving(self._executor, self._state, self._policy, last)
-        return leaving or (self._slid if self._slid < len(facts) else 0)
+        return leaving or (self._slid if self._slid < len(encoded) else 0)
 
     def _anticipate(self, plan: Plan, left: int) -> None:
         """After an operation by which ``left`` chunks left, prepare the next departure within a ledger.
@@ -854,16 +853,16 @@ def cut_text(window: KameraWindow, slot: Slot | int, at: Sequence[int]) -> tuple
     state = window._state
     index = state.index(slot)
     seat, resident = state.seats.seats[index], state.residents[index]
-    borders = [*pairwise([0, *at, resident.facts.length])]
+    borders = [*pairwise([0, *at, resident.encoded.num_tokens])]
     if any(start >= stop for start, stop in borders):
-        raise ValueError(f"at {quote(at)} are no ascending tokens inside of {resident.facts.length}")
+        raise ValueError(f"at {quote(at)} are no ascending tokens inside of {resident.encoded.num_tokens}")
     if not _is_plain(seat, resident):
         return (window.slots[index],)
-    label, parts = resident.facts.label, list[Facts]()
+    label, parts = resident.encoded.label, list[Encoded]()
     for start, stop in borders:
-        ids = resident.facts.encoded.input_ids[start:stop]
+        ids = resident.encoded.input_ids[start:stop]
         chunk = window._backbone.chunk_from_tensors(ids, label=label)
-        parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
+        parts.append(Encoded(ids, chunk_id=chunk.id, label=label))
     window._state, window._plans = _cut(state, index, parts, window._executor), ()
     return window.slots[index : index + len(parts)]
 
@@ -899,7 +898,7 @@ def keep_orbit(
     By default over a small balanced set of orderings; ``samples`` asks for more, or fewer (`orderings`). The
     window itself does not change.
     """
-    index, chunks = window._state.index(slot), window._state.facts
+    index, chunks = window._state.index(slot), window._state.encoded
     with window._counting() as tally:
         form_orbit(window._executor.former, chunks[index], chunks[:index], samples=samples, seed=seed)
     report = tally.report("keep_orbit", window.slots[index], window.slots)
@@ -957,26 +956,26 @@ def respond(
 
 def _is_plain(seat: Seat, resident: Resident) -> bool:
     """True for a text that shows the KV of its prefill."""
-    facts, copy, source = resident.facts, resident.copy, seat.source
-    is_text = facts.is_text and not source.home.shape
+    encoded, copy, source = resident.encoded, resident.copy, seat.source
+    is_text = encoded.is_text and not source.home.shape
     is_prefilled = copy.patch is None and seat.clean is None and not source.canonical
     return is_text and is_prefilled and not isinstance(copy.kv, CodedKV)
 
 
-def _cut(state: WindowState, index: int, facts: Sequence[Facts], executor: Executor) -> WindowState:
+def _cut(state: WindowState, index: int, encoded: Sequence[Encoded], executor: Executor) -> WindowState:
     """The state with a text in parts, each prefilled behind those before it."""
     row, copy, start = state.seats.seats, state.residents[index].copy, 0
     seat, parts, tensors = row[index], list[Seat](), dict(state.tensors)
     antecedents = seat.source.antecedents
-    for part in facts:
-        stop = start + part.length
+    for part in encoded:
+        stop = start + part.num_tokens
         places = copy.positions[:, start:stop]
         home = executor.spots.spot(part, places)
         source = replace(seat.source, home=home, antecedents=antecedents, behind=seat.source.behind + start)
         new = replace(
             seat,
             chunk_id=part.chunk_id,
-            length=part.length,
+            length=part.num_tokens,
             spot=home.shift(seat.offset),
             source=source,
             archived=False,
@@ -985,7 +984,7 @@ def _cut(state: WindowState, index: int, facts: Sequence[Facts], executor: Execu
         parts.append(new)
         tensors[new.number] = Resident(part, Copy(executor.live.hold(kv_slice(copy.kv, start, stop)), places))
         antecedents, start = (*antecedents, part.chunk_id), stop
-    part_ids = [part.chunk_id for part in facts]
+    part_ids = [part.chunk_id for part in encoded]
     others = [_with_parts(other, seat.chunk_id, part_ids) for other in row[index + 1 :]]
     del tensors[seat.number]
     return WindowState(replace(state.seats, seats=(*row[:index], *parts, *others)), tensors)

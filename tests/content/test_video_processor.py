@@ -99,8 +99,8 @@ def test_a_clip_moves_and_is_patched_like_any_chunk(backbone, clip):
     assert [s.chunk_id for s in window.slots] == ids
     assert float((after - before).norm() / before.norm()) <= 1e-4
     whole = backbone.positions(
-        [former_of(window).anchor.input_ids, *[f.encoded.input_ids for f in window._state.facts]],
-        [{}, *[f.position_inputs for f in window._state.facts]],
+        [former_of(window).anchor.input_ids, *[f.input_ids for f in window._state.encoded]],
+        [{}, *[f.position_inputs for f in window._state.encoded]],
     )
     assert torch.equal(sequence_of(window).position_ids, whole)
 

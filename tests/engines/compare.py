@@ -37,7 +37,7 @@ def encoded(backbone: HfEngine, name: str, seed: int = 0) -> Encoded:
 
 def text(n: int, seed: int = 0) -> Encoded:
     """Text tokens, which need no encoding."""
-    return Encoded(samples.text_ids(n, seed), {}, {})
+    return Encoded(samples.text_ids(n, seed))
 
 
 def positions(backbone: HfEngine, *spans: Encoded) -> list[torch.Tensor]:

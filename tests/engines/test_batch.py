@@ -24,7 +24,7 @@ BATCHED = (
 
 def placed(backbone, spans):
     """The anchor's KV, and the spans' positions right behind it."""
-    kv, _ = forwards.run(backbone, Encoded(ANCHOR, {}, {}), backbone.positions([ANCHOR], [{}]))
+    kv, _ = forwards.run(backbone, Encoded(ANCHOR), backbone.positions([ANCHOR], [{}]))
     ids = [(ANCHOR, s.input_ids) for s in spans]
     inputs = [({}, s.position_inputs) for s in spans]
     places = [backbone.positions(i, p)[:, len(ANCHOR) :] for i, p in zip(ids, inputs, strict=True)]

@@ -217,7 +217,7 @@ def test_sliding_layers_keep_every_token(name):
     kv, _ = forwards.run(b, long, place)
     assert {t.shape[1] for layer in kv for t in layer.values()} == {30}
     again = forwards.make_cache(b, [kv_slice(kv, 0, 19)])
-    rest = Encoded(long.input_ids[19:], {}, {})
+    rest = Encoded(long.input_ids[19:])
     tail, _ = forwards.run(b, rest, place[:, 19:], again)
     assert worst(tail, [{n: t[:, 19:] for n, t in layer.items()} for layer in kv]) <= bound(name)
 

@@ -36,7 +36,7 @@ class Pieces:
 
     def text(self, count: int, start: int, seed: int) -> tuple[Encoded, torch.Tensor]:
         positions = torch.arange(start, start + count).expand(self.backbone.axes, -1)
-        return Encoded(samples.text_ids(count, seed=seed), {}, {}), positions
+        return Encoded(samples.text_ids(count, seed=seed)), positions
 
     def append(self, *counts: int) -> None:
         start = sum(span.length for span in self.spans)

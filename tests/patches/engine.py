@@ -38,7 +38,7 @@ from kamera.ops import (
     kv_slice,
     tensor_digest,
 )
-from kamera.patches import Before, Copy, Facts, Former, prefill_anchor
+from kamera.patches import Before, Copy, Former, prefill_anchor
 from kamera.patches.making import Line
 from kamera.store import ChunkStore
 
@@ -112,7 +112,7 @@ class SmallEngine:
     layout = LAYOUT
     axes = 1
     limits = PositionLimits()
-    facts = ModelFacts("SmallEngine", "MHA", "float32", LAYERS * WIDTH * 4, LAYERS * WIDTH * 4)
+    encoded = ModelFacts("SmallEngine", "MHA", "float32", LAYERS * WIDTH * 4, LAYERS * WIDTH * 4)
     tolerance = 1e-3
     vision_tokens = (49,)
     accepted = ("input_ids", "pixels")
@@ -212,9 +212,11 @@ class SmallEngine:
 
     def encode(self, chunk: Chunk) -> Encoded:
         if not chunk.has_media:
-            return Encoded(chunk.input_ids, {}, {})
+            return Encoded(chunk.input_ids, {}, {}, chunk.id, chunk.label)
         self.done.vision_encodes += 1
-        return Encoded(chunk.input_ids, {}, {"features": chunk.inputs["pixels"].tanh()})
+        return Encoded(
+            chunk.input_ids, {}, {"features": chunk.inputs["pixels"].tanh()}, chunk.id, chunk.label
+        )
 
     @contextlib.contextmanager
     def measure(self) -> Iterator[Done]:
@@ -304,10 +306,10 @@ def _turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 # -- content -----------------------------------------------------------------------------------
 
 
-def text(seed: int, tokens: int = 6) -> Facts:
-    """Facts of a text."""
+def text(seed: int, tokens: int = 6) -> Encoded:
+    """The encoding of a text."""
     ids = torch.randint(4, VOCABULARY - 1, (tokens,), generator=torch.Generator().manual_seed(seed))
-    return Facts(tensor_digest(ids), Encoded(ids, {}, {}), f"text {seed}")
+    return Encoded(ids, chunk_id=tensor_digest(ids), label=f"text {seed}")
 
 
 def picture(seed: int, tokens: int = 5) -> Chunk:
@@ -327,7 +329,7 @@ def former_of(engine: SmallEngine, store: ChunkStore, budget: PatchBudget = WHOL
     return Former(engine, store, anchor, budget, **options)
 
 
-def conditioned(former: Former, *chunks: Facts) -> tuple[Copy, Before]:
+def conditioned(former: Former, *chunks: Encoded) -> tuple[Copy, Before]:
     """The last of these chunks, prefilled behind the others, and what stands there."""
     line = Line(former)
     line.arrange(chunks[:-1])

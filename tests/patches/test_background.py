@@ -12,7 +12,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.errors import StoreError
-from kamera.patches import Background, Facts, Losses, Owed, Priority, Strict
+from kamera.patches import Background, Losses, Owed, Priority, Strict
 from kamera.patches.background import waiting_records
 from kamera.store import ChunkStore, Put
 from tests.store.builders import canonical
@@ -154,10 +154,10 @@ def owed(store: ChunkStore, chunk: str, losses: Losses | None = None) -> list[Ow
     return [Owed(store, [canonical(chunk)], losses or Strict(), f"{chunk} was not kept")]
 
 
-def awaited(store: ChunkStore, *chunks: str) -> dict[object, Facts]:
+def awaited(store: ChunkStore, *chunks: str) -> dict[object, Encoded]:
     waiting = waiting_records(store).chunks
     for chunk in chunks:
-        waiting[canonical(chunk).context, chunk] = Facts(chunk, Encoded(torch.tensor([1]), {}, {}), "")
+        waiting[canonical(chunk).context, chunk] = Encoded(torch.tensor([1]), chunk_id=chunk)
     return waiting
 
 

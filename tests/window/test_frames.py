@@ -50,10 +50,10 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
 def test_positions_added_up_are_those_of_the_whole_sequence(family):
     backbone, chunks = rig(family, 3)
     window = make(backbone, None, *chunks)
-    facts = window._state.facts
-    ids = [SYSTEM, *(f.encoded.input_ids for f in facts)]
-    whole = backbone.positions(ids, [{}, *(f.position_inputs for f in facts)])
-    assert torch.equal(torch.cat(compact_positions(backbone, SYSTEM, facts), dim=1), whole[:, 4:])
+    encoded = window._state.encoded
+    ids = [SYSTEM, *(f.input_ids for f in encoded)]
+    whole = backbone.positions(ids, [{}, *(f.position_inputs for f in encoded)])
+    assert torch.equal(torch.cat(compact_positions(backbone, SYSTEM, encoded), dim=1), whole[:, 4:])
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])

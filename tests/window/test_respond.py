@@ -32,7 +32,7 @@ FAMILIES = tuple(family for family in (*tiny.FAMILIES, *tiny.LIMITED) if family 
 
 def said_by(window: KameraWindow) -> Chunk:
     """The question, the answer, and two tokens more, as the next text."""
-    said = window._state.said.facts.encoded.input_ids
+    said = window._state.said.encoded.input_ids
     return former_of(window).backbone.chunk_from_tensors(
         torch.cat([said, torch.tensor([21, 22])]), label="said"
     )
@@ -128,7 +128,7 @@ def test_any_turns_and_edits_equal_a_reprefill(data):
     for _ in range(5):
         said = window._state.said
         if said is not None and data.draw(st.booleans()):
-            ids = said.facts.encoded.input_ids
+            ids = said.encoded.input_ids
             kept = ids[: data.draw(st.integers(1, len(ids)))]
             more = samples.text_ids(data.draw(st.integers(0, 3)), seed=data.draw(st.integers(1, 9)))
             order = [*order, backbone.chunk_from_tensors(torch.cat([kept, more]))]

@@ -269,7 +269,7 @@ def answer(
     lengths = [span.num_tokens for span in spans]
     stop = start + sum(lengths)
     parts = list(positions[:, start:].split([*lengths, ids.shape[0] - stop], dim=1))
-    whole = join_spans(model, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and is_one_row else None
+    whole = join_spans(model, [*spans, Encoded(ids[stop:])], parts) if spans and is_one_row else None
     kvs: list[KV] = []
     for span, places in zip(spans, parts, strict=False) if whole is None else ():
         kv, _ = forwards.run(model, span, places, past)

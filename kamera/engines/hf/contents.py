@@ -238,7 +238,7 @@ def encode(model: nn.Module, door: DecoderHook, chunk: Chunk, positions: torch.T
     ``positions`` ``[axes, tokens]`` keep the model from deriving (and remembering) its own.
     """
     if not chunk.has_media:
-        return Encoded(chunk.input_ids, chunk.position_inputs(), {})
+        return Encoded(chunk.input_ids, chunk.position_inputs(), {}, chunk.id, chunk.label)
     try:
         arguments = _capture_decoder_arguments(model, door, chunk.input_ids, positions, chunk.inputs)
     except (ValueError, RuntimeError, IndexError) as error:
@@ -246,7 +246,7 @@ def encode(model: nn.Module, door: DecoderHook, chunk: Chunk, positions: torch.T
             f"{type(model).__name__} refuses the inputs {sorted(chunk.inputs)} of chunk "
             f"{chunk.id[:12]}: {first_line(error)}"
         ) from error
-    return Encoded(chunk.input_ids, chunk.position_inputs(), _content(arguments))
+    return Encoded(chunk.input_ids, chunk.position_inputs(), _content(arguments), chunk.id, chunk.label)
 
 
 def text_tensors(

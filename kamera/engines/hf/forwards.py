@@ -36,7 +36,7 @@ def join_spans(
     """
     ids = torch.cat([span.input_ids for span in spans])
     if not any(span.tensors for span in spans):
-        return Encoded(ids, {}, {})
+        return Encoded(ids)
     if not model.facts.joins:
         return None
     with torch.no_grad(), model.turns.alone():  # texts as the outer model gives them beside pictures

@@ -169,7 +169,7 @@ def prove_cuts(model: HfEngine) -> OperatorProof:
     try:
         cache, pieces = forwards.make_cache(model, []), []
         for start, stop in pairwise(cuts):
-            piece = Encoded(span.input_ids[start:stop], {}, {})
+            piece = Encoded(span.input_ids[start:stop])
             kv, cache = forwards.run(model, piece, positions[:, start:stop], cache)
             pieces.append(kv_map(kv, torch.clone))
     except NonFiniteKV as error:
@@ -217,7 +217,7 @@ def why_no_rows(model: HfEngine) -> str:
     last = torch.stack([places[:, -1:] for places in positions], dim=1)
 
     def pasts() -> list[Any]:
-        prefixes = [Encoded(text.input_ids[:-1], {}, {}) for text in texts]
+        prefixes = [Encoded(text.input_ids[:-1]) for text in texts]
         return [forwards.run(model, b, p[:, :-1])[1] for b, p in zip(prefixes, positions, strict=True)]
 
     try:
@@ -311,4 +311,4 @@ def sample_text(model: HfEngine, count: int, seed: int = 11) -> Encoded:
     """A text of ``count`` tokens, none of which stands for media."""
     ids = (torch.arange(count) * 7919 + seed) % model.builder.token_count
     ids = torch.tensor([0 if int(i) in model.builder.vision_tokens else int(i) for i in ids])
-    return Encoded(ids, {}, {})
+    return Encoded(ids)

@@ -66,7 +66,7 @@ def test_the_reference_is_a_window_that_prefills(backbone, desk, units, question
     answer = asked(desk, units, question, "reprefill", (0, 1, 2, 3))
     true = window_logits(backbone, units, question, ReusePolicy(minimum="exact", on_miss="prefill"), range(4))
     assert torch.allclose(answer.logits, true, atol=1e-4)
-    tokens = [desk.facts[unit.name].length for unit in units]
+    tokens = [desk.encoded[unit.name].num_tokens for unit in units]
     assert (answer.window_tokens, answer.recomputed_tokens) == (sum(tokens), sum(tokens[1:]))
     assert (answer.forwards, answer.kept_bytes) == (3, 0)
 
