@@ -181,9 +181,9 @@ class PromptObjects:
         for place in range(same, i + 1):
             node, path = branch.nodes[place], branch.path[: place + 1]
             encoded, antecedents = self._encoded_at(branch, place), line.before
-            copy = line.append(encoded)
+            span = line.append(encoded)
             if place and not self.has_patch(path, node.budget):
-                harvest(self.former.with_budget(node.budget), encoded, copy, antecedents)
+                harvest(self.former.with_budget(node.budget), encoded, span, antecedents)
                 node.outcome = "formed"
                 self._count(encoded.chunk_id, antecedents.names, "exact")
         return line.chunks

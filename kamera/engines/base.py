@@ -100,18 +100,37 @@ class Work:
             self.vision_encodes += vision_encodes
 
 
+_NOT_SAID = torch.empty(0, 0, dtype=torch.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Span:
-    """One KV to be shown: R(offset)·(kv + patch).
+    """One KV to be shown, R(offset)·(kv + patch); ``kv`` is as the model computed it, and is never rotated.
 
-    ``offset`` is the distance from the positions ``kv`` was computed at, in whole positions, one per axis.
-    Two spans have the same source if they hold the same objects, so a caller that shows a KV again passes
-    the same object.
+    ``offset`` is the distance from the ``positions`` ``[axes, tokens]`` that ``kv`` was computed at (empty
+    where nobody asks for them), in whole positions, one per axis. ``lossy``: it was decoded from codes, so it
+    is close to the model's KV and never equal to it. ``content`` is the digest under which this very KV is
+    stored, "" for none (`keep_kv`). Two spans have the same source if they hold the same objects, so a caller
+    that shows a KV again passes the same object.
     """
 
     kv: KV
     patch: Patch | None
     offset: tuple[int, ...]
+    positions: torch.Tensor = _NOT_SAID
+    lossy: bool = False
+    content: str = ""
+
+    @classmethod
+    def computed(
+        cls, kv: KV, positions: torch.Tensor, patch: Patch | None = None, *, lossy: bool = False
+    ) -> Span:
+        """KV where it was computed."""
+        return cls(kv, patch, (0,) * positions.shape[0], positions, lossy)
+
+    def moved(self, offset: tuple[int, ...]) -> Span:
+        """The same KV at an offset from where it was computed."""
+        return Span(self.kv, self.patch, offset, self.positions, self.lossy, self.content)
 
     @cached_property
     def length(self) -> int:

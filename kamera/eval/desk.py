@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,23 +17,15 @@ from kamera.ops import KV, Patch, uniform_offset
 from kamera.patches import Anchor, compact_positions, prefill_anchor, text_positions
 
 
-@dataclass(frozen=True, eq=False)
-class PlacedKV:
-    """KV of a unit as it was computed at ``positions`` ``[axes, tokens]``."""
-
-    kv: KV
-    positions: torch.Tensor
-
-
 class Desk:
     """Encodes each unit once, computes each canonical once; arms of one item share it.
 
     Arms on it place KV by themselves: a re-prefill by a `KameraWindow` would share the faults of the windows
     that are compared with it.
 
-    ``anchor`` is that of ``system``, if it was run before. ``units``, ``chunks``,
-    ``encoded`` are the units so far, by name. ``prepared`` is what arms compute off the clock, and would again for every
-    trace.
+    ``anchor`` is that of ``system``, if it was run before. ``units``, ``chunks`` and ``encoded`` are those so
+    far, by name of the unit. ``prepared`` is for what arms compute off the clock and would compute again for
+    every trace.
     """
 
     def __init__(self, backbone: HfEngine, system: str | None, anchor: Anchor | None = None) -> None:
@@ -44,7 +35,7 @@ class Desk:
         self.chunks: dict[str, Chunk] = {}
         self.encoded: dict[str, Encoded] = {}
         self.prepared: dict[Hashable, Any] = {}
-        self._canonicals: dict[str, PlacedKV] = {}
+        self._canonicals: dict[str, Span] = {}
 
     def chunk(self, unit: Unit) -> Chunk:
         """The unit's chunk, processed once."""
@@ -60,7 +51,7 @@ class Desk:
         if unit.name not in self.encoded:
             self.encoded[unit.name] = self.backbone.encode(chunk)
 
-    def canonical(self, name: str) -> PlacedKV:
+    def canonical(self, name: str) -> Span:
         """KV(unit | anchor), computed once."""
         if name not in self._canonicals:
             (positions,) = self.places([name])
@@ -71,26 +62,26 @@ class Desk:
         """Positions ``[axes, tokens]`` of units behind the anchor, as the model counts them."""
         return compact_positions(self.backbone, self.anchor.input_ids, [self.encoded[n] for n in order])
 
-    def prefill(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> PlacedKV:
+    def prefill(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> Span:
         """One forward of a unit at ``positions`` behind the anchor and ``behind``; ``live`` shows those."""
         encoded = self.encoded[name]
         live.show([self.still(self.anchor.kv), *behind], room=encoded.num_tokens)
-        return PlacedKV(self.backbone.prefill([encoded], [positions], live)[0], positions)
+        return Span.computed(self.backbone.prefill([encoded], [positions], live)[0], positions)
 
     def still(self, kv: KV) -> Span:
         """KV that is shown where it was computed."""
         return Span(kv, None, (0,) * self.backbone.axes)
 
-    def offset(self, name: str, copy: PlacedKV, positions: torch.Tensor) -> tuple[int, ...]:
-        """From a copy's place to ``positions``. Raises NotRelocatable if it does not move as a whole."""
-        offset = uniform_offset(copy.positions, positions)
+    def offset(self, name: str, span: Span, positions: torch.Tensor) -> tuple[int, ...]:
+        """From a KV's place to ``positions``. Raises NotRelocatable if it does not move as a whole."""
+        offset = uniform_offset(span.positions, positions)
         if offset is None:
             raise NotRelocatable(f"unit {name!r} does not move as a whole in this window: leave its item out")
         return offset
 
-    def move(self, name: str, copy: PlacedKV, positions: torch.Tensor, patch: Patch | None = None) -> Span:
+    def move(self, name: str, span: Span, positions: torch.Tensor, patch: Patch | None = None) -> Span:
         """KV moved to ``positions``, with a patch. Raises NotRelocatable if it does not move as a whole."""
-        return Span(copy.kv, patch, self.offset(name, copy, positions))
+        return Span(span.kv, patch, self.offset(name, span, positions))
 
     def tokens(self, order: Sequence[str]) -> int:
         return sum(self.chunks[name].num_tokens for name in order)

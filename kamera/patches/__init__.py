@@ -3,7 +3,7 @@
 from kamera.patches.anchor import Anchor, anchor_of, identify, prefill_anchor
 from kamera.patches.background import Ahead, Background, Owed, Priority, Ready, background_of, put_owed
 from kamera.patches.catalogue import Catalogue, Near, Stored, possible_names, stored_patch, worth_harvesting
-from kamera.patches.chunks import Before, Copy, compact_positions, form_of, prefix_kv, text_positions
+from kamera.patches.chunks import Before, compact_positions, form_of, prefix_kv, text_positions
 from kamera.patches.former import Encodings, Former, canonical_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.making import (
@@ -26,7 +26,6 @@ __all__ = [
     "Background",
     "Before",
     "Catalogue",
-    "Copy",
     "Encodings",
     "Former",
     "Line",

@@ -1,4 +1,4 @@
-"""A copy of a chunk's KV as the model computed it, and the chunk's own positions."""
+"""What a chunk was prefilled behind, its own positions, and a prefill behind one span."""
 
 from __future__ import annotations
 
@@ -9,25 +9,8 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines import Engine, Span, chunk_positions, text_start
-from kamera.ops import KV, Patch, kv_concat, kv_copy, kv_slice, kv_tensors, kv_tokens
+from kamera.ops import KV, kv_concat, kv_copy, kv_slice, kv_tensors, kv_tokens
 from kamera.trust import Guarantee
-
-
-@dataclass(frozen=True, eq=False)
-class Copy:
-    """KV as the model computed it at some place, never re-rotated; every move starts from it.
-
-    ``kv`` was computed at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
-    ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it. What it was
-    computed behind, and so its worth, is said by the row of a plan or by `Before`. ``content`` is the digest
-    under which this very KV is stored, "" for none (`keep_kv`).
-    """
-
-    kv: KV
-    positions: torch.Tensor
-    patch: Patch | None = None
-    lossy: bool = False
-    content: str = ""
 
 
 @dataclass(frozen=True, eq=False)

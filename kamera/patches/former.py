@@ -17,7 +17,7 @@ from kamera.ops import Patch, PatchBudget
 from kamera.patches.anchor import Anchor, StoredIdentity
 from kamera.patches.background import Background, Owed, Priority, background_of, put_owed, waiting_records
 from kamera.patches.catalogue import Catalogue
-from kamera.patches.chunks import Copy, prefill_behind, prefix_kv
+from kamera.patches.chunks import prefill_behind, prefix_kv
 from kamera.patches.losses import Losses, Strict
 from kamera.store import (
     CanonicalRecord,
@@ -216,35 +216,35 @@ class Former:
 
     # -- canonicals ----------------------------------------------------------------------------
 
-    def canonical(self, encoded: Encoded, *, leading: bool = False) -> Copy:
+    def canonical(self, encoded: Encoded, *, leading: bool = False) -> Span:
         """The chunk's KV behind the anchor alone, in the form the store keeps; prefilled if not stored yet.
 
         Patches are formed against this form and applied to it, so that they match: in a store of codes they
         also make up for the loss of the coding. ``leading``: it is served right behind the anchor, so one
         prefilled just now comes as the model computed it, exact in any store.
         """
-        copy, owed = self.canonical_and_owed(encoded, leading=leading)
+        span, owed = self.canonical_and_owed(encoded, leading=leading)
         put_owed(owed)
-        return copy if leading else self._remember(encoded.chunk_id, copy)
+        return span if leading else self._remember(encoded.chunk_id, span)
 
-    def canonical_and_owed(self, encoded: Encoded, *, leading: bool = False) -> tuple[Copy, list[Owed]]:
+    def canonical_and_owed(self, encoded: Encoded, *, leading: bool = False) -> tuple[Span, list[Owed]]:
         """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
         held = self.find_canonical(encoded)
         if held is not None:
             return held, []
         self.catalogue.note_miss(encoded.chunk_id)
-        copy = self._prefill(encoded)
-        record, owed = self.records_to_put(encoded, copy)
-        return copy if record.loss is None or leading else self._copy_of(record), [owed]
+        span = self._prefill(encoded)
+        record, owed = self.records_to_put(encoded, span)
+        return span if record.loss is None or leading else self._copy_of(record), [owed]
 
-    def find_canonical(self, encoded: Encoded) -> Copy | None:
+    def find_canonical(self, encoded: Encoded) -> Span | None:
         """`canonical`, if it is at hand or stored; None without a forward."""
         held = self._find_held(encoded.chunk_id)
         if held is None and (record := self._record(encoded.chunk_id)) is not None:
             held = self._remember(encoded.chunk_id, self._copy_of(record))
         return held
 
-    def base_copy(self, encoded: Encoded, base: str) -> Copy | None:
+    def base_copy(self, encoded: Encoded, base: str) -> Span | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
         held = self._find_held(encoded.chunk_id + base)
         if held is not None:
@@ -257,9 +257,9 @@ class Former:
             return None
         return self._remember(encoded.chunk_id + base, self._copy_of(record))
 
-    def records_to_put(self, encoded: Encoded, copy: Copy) -> tuple[CanonicalRecord, Owed]:
-        """A canonical copy in the form the store keeps, and that to be put, with the chunk's encoding."""
-        record = to_store_form(canonical_of(self, encoded, copy))
+    def records_to_put(self, encoded: Encoded, span: Span) -> tuple[CanonicalRecord, Owed]:
+        """A canonical in the form the store keeps, and that to be put, with the chunk's encoding."""
+        record = to_store_form(canonical_of(self, encoded, span))
         self.catalogue.forget(record.key)
         records: list[CanonicalRecord | EncodingRecord | PatchRecord]
         records = [*self.encodings.records(encoded), record]
@@ -293,16 +293,16 @@ class Former:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _find_held(self, chunk_id: str) -> Copy | None:
+    def _find_held(self, chunk_id: str) -> Span | None:
         """The canonical that this operation last worked on."""
-        latest: Mapping[str, Copy] = getattr(self._here, "latest", None) or {}
+        latest: Mapping[str, Span] = getattr(self._here, "latest", None) or {}
         return latest.get(chunk_id)
 
-    def _remember(self, chunk_id: str, copy: Copy) -> Copy:
+    def _remember(self, chunk_id: str, span: Span) -> Span:
         """Keep a canonical for the rest of the operation: only the latest, since they are large."""
         if getattr(self._here, "latest", None) is not None:
-            self._here.latest = {chunk_id: copy}
-        return copy
+            self._here.latest = {chunk_id: span}
+        return span
 
     def _record(self, chunk_id: str) -> CanonicalRecord | None:
         """A chunk's canonical from the store, or None."""
@@ -323,7 +323,7 @@ class Former:
         except (TypeError, ValueError):
             return False
 
-    def _prefill(self, encoded: Encoded) -> Copy:
+    def _prefill(self, encoded: Encoded) -> Span:
         """The chunk prefilled behind the anchor alone."""
         positions = self.canonical_positions(encoded)
         head = None
@@ -334,22 +334,22 @@ class Former:
                 head = prefix_kv(ids, positions, record.input_ids, record.positions, there, tokens)
                 break
         kv = prefill_behind(self.backbone, encoded, positions, self.anchor_span, head)
-        return Copy(kv, positions)
+        return Span.computed(kv, positions)
 
-    def _copy_of(self, record: CanonicalRecord) -> Copy:
-        return Copy(self.backbone.place(record.kv), record.positions, lossy=record.loss is not None)
+    def _copy_of(self, record: CanonicalRecord) -> Span:
+        return Span.computed(self.backbone.place(record.kv), record.positions, lossy=record.loss is not None)
 
 
-def canonical_of(former: Former, encoded: Encoded, copy: Copy) -> CanonicalRecord:
-    """The record of a canonical copy, as the model computed it."""
+def canonical_of(former: Former, encoded: Encoded, span: Span) -> CanonicalRecord:
+    """The record of a canonical, as the model computed it."""
     extents = former.backbone.extents.of_all([encoded])
     advances = () if extents is None else extents[0].advance.expand(former.backbone.axes, 1)[:, 0].tolist()
     return CanonicalRecord(
         chunk_id=encoded.chunk_id,
         context=former.context,
         input_ids=encoded.input_ids,
-        positions=copy.positions,
-        kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
+        positions=span.positions,
+        kv=copies.copy(span.kv),  # what stands in a live cache is copied once
         inputs=encoded.position_inputs,
         info={"label": encoded.label},
         vision=former.encodings.context.fingerprint if encoded.tensors else "",
@@ -357,5 +357,5 @@ def canonical_of(former: Former, encoded: Encoded, copy: Copy) -> CanonicalRecor
         embedding=picture_embedding(
             encoded.input_ids, encoded.tensors, former.backbone.builder.vision_tokens
         ),
-        outline=Outline.of(encoded.input_ids, copy.positions, advances),
+        outline=Outline.of(encoded.input_ids, span.positions, advances),
     )

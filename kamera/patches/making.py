@@ -1,6 +1,6 @@
 """Patches and canonicals made: of a prefill, behind a line of chunks, now or as background work.
 
-A patch is the difference of two copies of a chunk's KV. What is made as background work is known to every
+A patch is the difference of two KVs of a chunk. What is made as background work is known to every
 former on its store until it is stored.
 """
 
@@ -16,11 +16,12 @@ from typing import TypeVar
 import torch
 
 from kamera.content import Encoded
+from kamera.engines import Span
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import Deltas, PatchBudget, Sized, deficit, kv_tensors, patch_error, uniform_offset
 from kamera.patches.background import Owed, Priority, background_of, put_owed
 from kamera.patches.catalogue import possible_names, stored_patch, worth_harvesting
-from kamera.patches.chunks import Before, Copy, compact_positions, form_of
+from kamera.patches.chunks import Before, compact_positions, form_of
 from kamera.patches.former import Former
 from kamera.store import PatchRecord, patch_key
 
@@ -48,14 +49,14 @@ class Line:
         for chunk in chunks[same:]:
             self.append(chunk)
 
-    def append(self, chunk: Encoded) -> Copy:
+    def append(self, chunk: Encoded) -> Span:
         """Put a chunk at the end; the leading one is its canonical, if that is exact there."""
-        copy = None if self._chunks else self._former.canonical(chunk)
-        if copy is None or copy.lossy or not torch.equal(copy.positions, self._place(chunk)):
-            copy = self.prefill(chunk)
-        self._spans.append(replace(self._former.anchor_span, kv=copy.kv))
+        span = None if self._chunks else self._former.canonical(chunk)
+        if span is None or span.lossy or not torch.equal(span.positions, self._place(chunk)):
+            span = self.prefill(chunk)
+        self._spans.append(replace(self._former.anchor_span, kv=span.kv))
         self._chunks.append(chunk)
-        return copy
+        return span
 
     @property
     def chunks(self) -> Sequence[Encoded]:
@@ -68,19 +69,19 @@ class Line:
         names = tuple(chunk.chunk_id for chunk in self._chunks)
         return Before(names, "exact", tuple(self._spans))
 
-    def prefill(self, chunk: Encoded) -> Copy:
+    def prefill(self, chunk: Encoded) -> Span:
         """A chunk prefilled behind the line, which stays as it is."""
         backbone, place = self._former.backbone, self._place(chunk)
         self._live.show(self._spans, room=chunk.num_tokens)
         kv = backbone.prefill([chunk], [place], self._live)[0]
-        return Copy(kv, place)
+        return Span.computed(kv, place)
 
     def _place(self, chunk: Encoded) -> torch.Tensor:
         former = self._former
         return compact_positions(former.backbone, former.anchor.input_ids, [*self._chunks, chunk])[-1]
 
 
-def harvest(former: Former, encoded: Encoded, conditioned: Copy, before: Before) -> None:
+def harvest(former: Former, encoded: Encoded, conditioned: Span, before: Before) -> None:
     """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
 
     ``before`` is what that was prefilled behind.
@@ -96,11 +97,11 @@ def harvest(former: Former, encoded: Encoded, conditioned: Copy, before: Before)
 def keep_patch(
     former: Former,
     encoded: Encoded,
-    copy: Copy,
+    span: Span,
     before: Before,
     base: str = "",
 ) -> bool:
-    """Form the patch that takes the canonical to ``copy``, and store it.
+    """Form the patch that takes the canonical to ``span``, and store it.
 
     ``before`` is what that was prefilled behind, ``base`` as in `PatchRecord`. False if the
     base's row was wrong, which is then refused.
@@ -110,11 +111,11 @@ def keep_patch(
         return False
     if encoded.chunk_id in former.losses.unkept:
         return True  # its patch would have nothing to be served with
-    deltas, form = _to_form(former, encoded, canonical, copy, before, base)
+    deltas, form = _to_form(former, encoded, canonical, span, before, base)
     if former.queue is None or former.queue.is_own_thread:
         put_owed(form())
     else:
-        held = [*chain(*map(kv_tensors, (copy.kv, canonical.kv, deltas))), *before.tensors]
+        held = [*chain(*map(kv_tensors, (span.kv, canonical.kv, deltas))), *before.tensors]
         dropped, name = partial(patch_dropped, former, encoded), (former.context, encoded.chunk_id)
         former.store.awaited[id(former.queue)] = former.queue.flush
         former.queue.add(form, Priority.PATCH, held, dropped, name, reads=())
@@ -122,13 +123,13 @@ def keep_patch(
     return True
 
 
-def patch_to_put(former: Former, encoded: Encoded, copy: Copy, before: Before, base: str) -> list[Owed]:
+def patch_to_put(former: Former, encoded: Encoded, span: Span, before: Before, base: str) -> list[Owed]:
     """Form a patch as `keep_patch` does. Return its record, and that of a new canonical, to be put later."""
     canonical, owed = (former.base_copy(encoded, base), []) if base else former.canonical_and_owed(encoded)
     if canonical is None or encoded.chunk_id in former.losses.unkept:
         return owed
     try:
-        return [*owed, *_to_form(former, encoded, canonical, copy, before, base)[1]()]
+        return [*owed, *_to_form(former, encoded, canonical, span, before, base)[1]()]
     except BaseException:
         put_owed(owed)
         raise
@@ -142,8 +143,8 @@ def patch_dropped(former: Former, encoded: Encoded, why: str) -> None:
 def _to_form(
     former: Former,
     encoded: Encoded,
-    canonical: Copy,
-    conditioned: Copy,
+    canonical: Span,
+    conditioned: Span,
     before: Before,
     base: str,
 ) -> tuple[Deltas, Callable[[], list[Owed]]]:
@@ -170,7 +171,7 @@ def _to_form(
     return deltas, form
 
 
-def form_within(former: Former, deltas: Deltas, canonical: Copy) -> tuple[Sized, float]:
+def form_within(former: Former, deltas: Deltas, canonical: Span) -> tuple[Sized, float]:
     """The patch of a deficit under the former's budget, and its error (`kamera.ops.patch_error`).
 
     Under a ``max_error`` rank and bytes double until it leaves out no more, or has full rank.
@@ -240,12 +241,12 @@ def _form_at_once(former: Former, group: Sequence[Encoded]) -> list[Owed] | None
     except (NonFiniteKV, NotRelocatable, torch.OutOfMemoryError) as error:
         logger.info("%d chunks are prefilled one by one: %s", len(group), error)
         return None
-    copies = [Copy(kv, there) for kv, there in zip(kvs, places, strict=True)]
-    return [former.records_to_put(encoded, copy)[1] for encoded, copy in zip(group, copies, strict=True)]
+    copies = [Span.computed(kv, there) for kv, there in zip(kvs, places, strict=True)]
+    return [former.records_to_put(encoded, span)[1] for encoded, span in zip(group, copies, strict=True)]
 
 
 def archive_later(
-    former: Former, leaving: Iterable[tuple[Encoded, Copy | None]], needed: Sequence[Encoded] = ()
+    former: Former, leaving: Iterable[tuple[Encoded, Span | None]], needed: Sequence[Encoded] = ()
 ) -> None:
     """Store the canonicals of chunks as background work: one that is at hand, the others prefilled together.
 
@@ -301,8 +302,8 @@ def follow_later(former: Former, encoded: Encoded, predecessor: Encoded) -> None
     queue.add(form, Priority.PATCH, holds, dropped, reads=encoded.reads | predecessor.reads)
 
 
-def _own(former: Former, encoded: Encoded, copy: Copy) -> list[Owed]:
-    return [former.records_to_put(encoded, copy)[1]]
+def _own(former: Former, encoded: Encoded, span: Span) -> list[Owed]:
+    return [former.records_to_put(encoded, span)[1]]
 
 
 def _add(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from kamera.content import Encoded
+from kamera.engines import Span
 from kamera.ops import (
     Blocks,
     Deltas,
@@ -23,7 +24,6 @@ from kamera.ops import (
 )
 from kamera.patches.background import put_owed
 from kamera.patches.catalogue import serves
-from kamera.patches.chunks import Copy
 from kamera.patches.former import Former
 from kamera.patches.making import Line, patch_to_put
 from kamera.store import PatchRecord
@@ -156,12 +156,12 @@ def form_orders(former: Former, front: Sequence[Encoded], chunks: Sequence[Encod
                 continue
             line.arrange([*front, *(chunks[j] for j in path)])
             before = line.before
-            copy = line.append(chunks[i]) if deeper else line.prefill(chunks[i])
+            span = line.append(chunks[i]) if deeper else line.prefill(chunks[i])
             if wanted and len(path) > 1:
-                added = _deficit(former, former.canonical(chunks[i]), copy)
+                added = _deficit(former, former.canonical(chunks[i]), span)
                 means.setdefault((i, frozenset(path)), Mean()).add(added)
             elif wanted and before.names:
-                put_owed(patch_to_put(former, chunks[i], copy, before, ""))
+                put_owed(patch_to_put(former, chunks[i], span, before, ""))
             if deeper:
                 walk((*path, i))
 
@@ -187,14 +187,14 @@ def _is_stored(former: Former, target: Encoded, antecedents: Sequence[Encoded], 
     return row is not None and serves(row, former.budget, target.num_tokens, former.max_error)
 
 
-def _deficit(former: Former, canonical: Copy, conditioned: Copy) -> Deltas:
+def _deficit(former: Former, canonical: Span, conditioned: Span) -> Deltas:
     offset = uniform_offset(canonical.positions, conditioned.positions)
     assert offset is not None, "compact places of one chunk differ by one offset per axis"
     return deficit(conditioned.kv, canonical.kv, former.backbone.layout, offset)
 
 
 def _store(
-    former: Former, target: Encoded, canonical: Copy, antecedents: Sequence[Encoded], mean: Mean
+    former: Former, target: Encoded, canonical: Span, antecedents: Sequence[Encoded], mean: Mean
 ) -> Formed:
     """Form the patch of a mean and store it as the orbit patch behind the set ``antecedents``."""
     formed, filled = former.budget.form(mean.deltas, former.backbone.layout, canonical.kv)

@@ -25,7 +25,7 @@ from kamera.content import Encoded
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
-from kamera.patches import Copy, Former, Priority, Ready, background_of
+from kamera.patches import Former, Priority, Ready, background_of
 from kamera.trust import LOSSY, AuditFinding, ReusePolicy, lacking_bound
 from kamera.window.plan import Cost, Plan
 from kamera.window.requests import Append, NamedRequest, Newcomer, Recall, Request, Slide
@@ -218,7 +218,7 @@ def audit_slot(executor: Executor, state: WindowState, index: int, kv: KV) -> li
     if guarantee == "exact":
         return [*findings, finding("KV", kv_error, rounding)]
     if source.canonical:
-        missing_share = _lacking(former, resident.span(seat), kv, true)
+        missing_share = _lacking(former, resident.moved(seat), kv, true)
         bound = lacking_bound(
             guarantee, _energy(former, seat, resident.shown) if guarantee == "patched" else None
         )
@@ -235,13 +235,13 @@ def _anchor_error(former: Former) -> float:
 
 def _canonical_error(former: Former, resident: Resident) -> float | None:
     """Of the canonical that is served, against one prefilled now; None behind another system prompt."""
-    copy, encoded = resident.shown, resident.encoded
+    span, encoded = resident.shown, resident.encoded
     positions = former.canonical_positions(encoded)
-    if not torch.equal(positions, copy.positions):
+    if not torch.equal(positions, span.positions):
         return None
     live = former.backbone.live()
     live.show([former.anchor_span], room=encoded.num_tokens)
-    return kv_distance(copy.kv, former.backbone.prefill([encoded], [positions], live)[0])
+    return kv_distance(span.kv, former.backbone.prefill([encoded], [positions], live)[0])
 
 
 def _lacking(former: Former, canonical: Span, served: KV, true: KV) -> float | None:
@@ -258,13 +258,13 @@ def _lacking(former: Former, canonical: Span, served: KV, true: KV) -> float | N
     return None if deficit <= floor else max(0.0, remainder - floor) / deficit
 
 
-def _energy(former: Former, seat: Seat, copy: Copy) -> float | None:
+def _energy(former: Former, seat: Seat, span: Span) -> float | None:
     """Share of the deficit's energy that the stored patch says it keeps; None unless all of it is served."""
     try:
         record = former.store.get_patch(former.context, seat.chunk_id, seat.shown.antecedents)
     except KameraError:
         return None
-    if record is None or copy.patch is None or record.patch.rank != copy.patch.rank:
+    if record is None or span.patch is None or record.patch.rank != span.patch.rank:
         return None
     energy = record.info.get("energy")
     return float(energy) if isinstance(energy, int | float) else None

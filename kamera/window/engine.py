@@ -31,13 +31,14 @@ from kamera.engines import (
     PromptPicture,
     Recipe,
     RowKey,
+    Span,
     Usage,
     join_pieces,
     open_accounts,
 )
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot, quote
 from kamera.ops import ids_digest
-from kamera.patches import Catalogue, Copy, Former, Losses, canonical_of, put_owed
+from kamera.patches import Catalogue, Former, Losses, canonical_of, put_owed
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
@@ -599,10 +600,10 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
     return recipe(state.seats, former.catalogue, anchor_ids, encoded, former.budget.rank, contents, remedy)
 
 
-def _is_kept(former: Former, seat: Seat, copy: Copy) -> bool:
-    if not copy.content:
+def _is_kept(former: Former, seat: Seat, span: Span) -> bool:
+    if not span.content:
         return False
-    key = (seat.chunk_id, seat.shown.antecedents, "conditioned", copy.content)
+    key = (seat.chunk_id, seat.shown.antecedents, "conditioned", span.content)
     return former.store.has(replace(former.context, kv="as-is"), *key)
 
 
@@ -644,7 +645,7 @@ def store_state(former: Former, state: WindowState) -> WindowState:
             continue
         record = _conditioned_record(former, seat, resident)
         former.store.put(record)
-        tensors[seat.number] = replace(resident, copy=replace(resident.copy, content=record.content))
+        tensors[seat.number] = replace(resident, span=replace(resident.span, content=record.content))
     return replace(state, tensors=tensors)
 
 

@@ -167,7 +167,7 @@ def outcomes(
     places = {slot.number: slot.position for slot in before}
     out: list[Outcome] = []
     for slot, chunk in zip(after, chunks, strict=True):
-        has_media, factors = bool(chunk.encoded.tensors), chunk.copy.patch
+        has_media, factors = bool(chunk.encoded.tensors), chunk.span.patch
         match steps.get(slot.number):
             case Place(Seat(source=Source(patch=patch)), tokens):
                 how: How = "patched" if patch else "prefilled" if tokens else "stored"

@@ -21,7 +21,6 @@ from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens, rel
 from kamera.patches import (
     Anchor,
     Before,
-    Copy,
     Former,
     Losses,
     Owed,
@@ -353,7 +352,7 @@ class Executor:
             behind=state.seats.tokens,
         )
         seat = Seat(encoded.chunk_id, encoded.num_tokens, source.home, source, source.guarantee, formed)
-        return state.with_said(seat, Resident(encoded, Copy(answer.tail, positions)))
+        return state.with_said(seat, Resident(encoded, Span.computed(answer.tail, positions)))
 
     # -- questions, whose additions to the live cache are discarded ----------------------------
 
@@ -471,10 +470,10 @@ class _PlanRun:
         state = self.executor.with_answer(self.state_of(self.plan.after), self.inquiry[0], self.answer)
         return state, self.answer.tokens
 
-    def _ran_at(self, step: Prefill, encoded: Encoded, copy: Copy) -> None:
-        """Note that the chunk of a step has run, and stands on ``copy``."""
+    def _ran_at(self, step: Prefill, encoded: Encoded, span: Span) -> None:
+        """Note that the chunk of a step has run, and stands on ``span``."""
         seat = step.seat
-        self.put(seat, encoded, copy)
+        self.put(seat, encoded, span)
         self.former.catalogue.note_miss(encoded.chunk_id)
         self.former.catalogue.prefilled.add((encoded.chunk_id, seat.source.antecedents))
         self.fronts[seat.number] = step.before
@@ -517,7 +516,7 @@ class _PlanRun:
             kvs = self.former.backbone.prefill(running, [rest_positions, *places[1:]], self.executor.live)
         kvs = (self.executor.live.hold(_join(head, kvs[0])), *kvs[1:])
         for step, chunk, positions, kv in zip(run, chunks, places, kvs, strict=True):
-            self._ran_at(step, chunk, Copy(kv, positions))
+            self._ran_at(step, chunk, Span.computed(kv, positions))
 
     def _ask(
         self,
@@ -560,7 +559,7 @@ class _PlanRun:
         count = min(common_prefix(question.tolist(), ids.tolist()), len(question) - 1)
         positions = self.executor.text_positions(before, question)
         return (
-            prefix_kv(question, positions, ids, said.copy.positions, said.copy.kv, count) if count else None
+            prefix_kv(question, positions, ids, said.span.positions, said.span.kv, count) if count else None
         )
 
     def _begin(
@@ -580,9 +579,9 @@ class _PlanRun:
         """KV of a text's first tokens, taken over from its ``heads``; None where it is another's."""
         parts, layout, count = list[KV](), self.former.backbone.layout, 0
         for head in heads:
-            whose, copy = self.tensors[head.number].encoded, self.tensors[head.number].copy
-            ids, head_positions = encoded.input_ids[count:], shift(copy.positions, head.offset)
-            part = prefix_kv(ids, positions[:, count:], whose.input_ids, head_positions, copy.kv, head.tokens)
+            whose, span = self.tensors[head.number].encoded, self.tensors[head.number].span
+            ids, head_positions = encoded.input_ids[count:], shift(span.positions, head.offset)
+            part = prefix_kv(ids, positions[:, count:], whose.input_ids, head_positions, span.kv, head.tokens)
             if part is None:
                 return None
             if any(head.offset):
@@ -599,12 +598,12 @@ class _PlanRun:
         if number in self.unarchived:
             return
         resident = self.tensors[number]
-        if not keep_patch(self.former, resident.encoded, resident.copy, self._before_of(number), base):
+        if not keep_patch(self.former, resident.encoded, resident.span, self._before_of(number), base):
             raise RowLied
 
     def queue_later_steps(self, steps: Sequence[Archive | Harvest | Follow]) -> None:
         """Leave steps to background work: first all canonicals that they need, together."""
-        archives, bases, harvests = list[tuple[Encoded, Copy | None]](), list[Encoded](), list[Harvest]()
+        archives, bases, harvests = list[tuple[Encoded, Span | None]](), list[Encoded](), list[Harvest]()
         for step in steps:
             encoded = self.tensors[step.number].encoded
             if isinstance(step, Follow):
@@ -625,14 +624,14 @@ class _PlanRun:
                 )
 
     def _harvest_later(self, number: int, base: str) -> None:
-        former, encoded, copy = self.former, self.tensors[number].encoded, self.tensors[number].copy
+        former, encoded, span = self.former, self.tensors[number].encoded, self.tensors[number].span
         before = self._before_of(number)
 
         def harvest() -> list[Owed]:
             with former.operation():
-                return patch_to_put(former, encoded, copy, before, base)
+                return patch_to_put(former, encoded, span, before, base)
 
-        holds = [*kv_tensors(copy.kv), *before.tensors]
+        holds = [*kv_tensors(span.kv), *before.tensors]
         background_of(former.backbone).add(
             harvest, Priority.PATCH, holds, partial(patch_dropped, former, encoded), reads=encoded.reads
         )
@@ -658,14 +657,14 @@ class _PlanRun:
         if encoded.chunk_id in self.former.losses.unkept:
             self.unarchived.add(number)  # it is offered again when it leaves
 
-    def _canonical(self, number: int) -> Copy | None:
-        """The copy of a chunk, if it is its canonical as the model computed it."""
-        copy, source = self.tensors[number].copy, self.rows[number].source
-        return copy if source.canonical and copy.patch is None and not copy.lossy else None
+    def _canonical(self, number: int) -> Span | None:
+        """The KV of a chunk, if it is its canonical as the model computed it."""
+        span, source = self.tensors[number].span, self.rows[number].source
+        return span if source.canonical and span.patch is None and not span.lossy else None
 
-    def put(self, seat: Seat, encoded: Encoded, copy: Copy) -> None:
-        """Note that a chunk stands on ``copy``, and shows it."""
-        self.tensors[seat.number], self.rows[seat.number] = Resident(encoded, copy), seat
+    def put(self, seat: Seat, encoded: Encoded, span: Span) -> None:
+        """Note that a chunk stands on ``span``, and shows it."""
+        self.tensors[seat.number], self.rows[seat.number] = Resident(encoded, span), seat
 
     def state_of(self, seats: Seats) -> WindowState:
         """The state of ``seats``, with their tensors."""

@@ -26,11 +26,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from kamera.content import Encoded
-from kamera.engines import Engine
+from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, KameraError, StoreError, StoreVersionError
 from kamera.files import ASIDE, publish_file
 from kamera.ops import CodedKV
-from kamera.patches import Copy, Former, Losses, anchor_of
+from kamera.patches import Former, Losses, anchor_of
 from kamera.store import CanonicalRecord, ChunkStore, Folder, NotAFile, PatchRecord
 from kamera.trust import ReusePolicy
 from kamera.window.plan import converter
@@ -191,8 +191,8 @@ def save_window(path: Path, executor: Executor, state: WindowState, policy: Reus
     former, chunks = executor.former, list[dict[str, Any]]()
     tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
     for i, (encoded, resident) in enumerate(zip(state.encoded, state.residents, strict=True)):
-        copies = {"copy": resident.copy} | ({} if resident.clean is None else {"clean": resident.clean})
-        headers = {k: _put_copy(tensors, f"{i:05d}/{k}", former, encoded, copy) for k, copy in copies.items()}
+        copies = {"copy": resident.span} | ({} if resident.clean is None else {"clean": resident.clean})
+        headers = {k: _put_copy(tensors, f"{i:05d}/{k}", former, encoded, span) for k, span in copies.items()}
         tensors |= {f"{i:05d}/embeds/{name}": tensor for name, tensor in encoded.tensors.items()}
         chunks.append({"label": encoded.label, "copies": headers})
     document = {
@@ -255,14 +255,14 @@ def load_window(
     return policy, executor, state
 
 
-def _put_copy(tensors: Tensors, name: str, former: Former, encoded: Encoded, copy: Copy) -> dict[str, Any]:
-    """The headers of a copy's KV and patch as the store writes them; their tensors go under ``name``."""
+def _put_copy(tensors: Tensors, name: str, former: Former, encoded: Encoded, span: Span) -> dict[str, Any]:
+    """The headers of a span's KV and patch as the store writes them; their tensors go under ``name``."""
     own = former.context
-    context = own if isinstance(copy.kv, CodedKV) else replace(own, kv="as-is")
-    values = (encoded.chunk_id, context, encoded.input_ids, copy.positions, copy.kv, encoded.position_inputs)
+    context = own if isinstance(span.kv, CodedKV) else replace(own, kv="as-is")
+    values = (encoded.chunk_id, context, encoded.input_ids, span.positions, span.kv, encoded.position_inputs)
     records: dict[str, CanonicalRecord | PatchRecord] = {"kv": CanonicalRecord(*values)}
-    if copy.patch is not None:
-        records["patch"] = PatchRecord(encoded.chunk_id, context, (), "exact", copy.patch, "exact")
+    if span.patch is not None:
+        records["patch"] = PatchRecord(encoded.chunk_id, context, (), "exact", span.patch, "exact")
     for record in records.values():
         tensors |= {f"{name}/{part}": tensor for part, tensor in record.tensors().items()}
     return {part: record.header() for part, record in records.items()}
@@ -271,7 +271,7 @@ def _put_copy(tensors: Tensors, name: str, former: Former, encoded: Encoded, cop
 def _get_resident(
     tensors: Tensors, name: str, chunk: Mapping[str, Any], seat: Seat, executor: Executor
 ) -> Resident:
-    embeds, copies = _under(tensors, f"{name}/embeds/"), dict[str, Copy]()
+    embeds, copies = _under(tensors, f"{name}/embeds/"), dict[str, Span]()
     for role, source in {"copy": seat.source, "clean": seat.clean}.items():
         if source is None:
             continue
@@ -282,7 +282,7 @@ def _get_resident(
         if (record.tokens, executor.spots.spot(encoded, record.positions)) != (seat.length, source.home):
             raise ValueError(f"the {role} of chunk {seat.chunk_id[:12]} was not computed where it is said")
         kv = executor.former.backbone.place(record.kv)
-        copies[role] = Copy(kv, record.positions, patch, source.lossy)
+        copies[role] = Span.computed(kv, record.positions, patch, lossy=source.lossy)
     return Resident(encoded, copies["copy"], copies.get("clean"))
 
 

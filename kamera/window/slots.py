@@ -19,7 +19,7 @@ from kamera.content import Encoded
 from kamera.engines import Engine, Extent, LiveKV, Offset, Span
 from kamera.errors import UnknownSlot, quote
 from kamera.ops import digest, kv_tensors, tensor_digest
-from kamera.patches import Anchor, Copy, compact_positions, form_of
+from kamera.patches import Anchor, compact_positions, form_of
 from kamera.store import chunks_of, survivor_id
 from kamera.trust import Guarantee, weakest
 
@@ -125,7 +125,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Source:
-    """KV that the model computed at ``home``, and its antecedents, of ``behind`` tokens together; see `Copy`.
+    """KV that the model computed at ``home``, and its antecedents, of ``behind`` tokens together; see `Span`.
 
     ``patch``: it conditions the KV. ``content``: the ``base`` under which a store has KV of an engine that is
     no canonical; "" for any other.
@@ -379,23 +379,23 @@ def is_glue(encoded: Encoded) -> bool:
 class Resident:
     """The tensors of a chunk in a window, which its forks share; its seat holds all that plans use.
 
-    ``clean`` is the canonical shown instead of ``copy`` while conditioning is switched off.
+    ``clean`` is the canonical shown instead of ``span`` while conditioning is switched off.
     """
 
     encoded: Encoded
-    copy: Copy
-    clean: Copy | None = None
+    span: Span
+    clean: Span | None = None
 
     @property
-    def shown(self) -> Copy:
-        """The copy from which the live KV is written."""
-        return self.copy if self.clean is None else self.clean
+    def shown(self) -> Span:
+        """The KV from which the live KV is written, where it was computed."""
+        return self.span if self.clean is None else self.clean
 
-    def span(self, seat: Seat) -> Span:
-        """The span of the copy that its seat shows, moved to it."""
-        copy = self.copy if seat.clean is None else self.clean
-        assert copy is not None, "a clean view has its copy"
-        return Span(copy.kv, copy.patch, seat.offset)
+    def moved(self, seat: Seat) -> Span:
+        """The span that its seat shows, moved to it."""
+        span = self.span if seat.clean is None else self.clean
+        assert span is not None, "a clean view has its KV"
+        return span.moved(seat.offset)
 
 
 def shift(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
@@ -427,9 +427,9 @@ class WindowState:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """The spans of the chunks: the copies that they show, moved to their seats."""
+        """The spans that the chunks show, moved to their seats."""
         pairs = zip(self.residents, self.seats.seats, strict=True)
-        return tuple([resident.span(seat) for resident, seat in pairs])
+        return tuple([resident.moved(seat) for resident, seat in pairs])
 
     @property
     def positions(self) -> list[torch.Tensor]:
@@ -611,8 +611,8 @@ def holdings_of(anchor: Anchor, state: WindowState, live: LiveKV) -> Holdings:
     tensors = [anchor.input_ids, anchor.positions, *kv_tensors(anchor.kv)]
     inputs: list[torch.Tensor] = []
     for resident in (*state.residents, *(() if state.said is None else (state.said,))):
-        for copy in (resident.copy, resident.clean):
-            tensors.extend(() if copy is None else _parts(copy))
+        for span in (resident.span, resident.clean):
+            tensors.extend(() if span is None else _parts(span))
         encoded = resident.encoded
         inputs += [encoded.input_ids, *encoded.position_inputs.values(), *encoded.tensors.values()]
     copies = {k: n for k, n in _storages(tensors).items() if k not in room}
@@ -634,7 +634,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Storages:
     return {(device, block.data_ptr()): block.nbytes() for device, block in blocks if block.nbytes()}
 
 
-def _parts(copy: Copy) -> Iterator[torch.Tensor]:
-    yield copy.positions
-    yield from kv_tensors(copy.kv)
-    yield from () if copy.patch is None else copy.patch.tensors()
+def _parts(span: Span) -> Iterator[torch.Tensor]:
+    yield span.positions
+    yield from kv_tensors(span.kv)
+    yield from () if span.patch is None else span.patch.tensors()

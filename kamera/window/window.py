@@ -21,14 +21,13 @@ from PIL import Image
 
 from kamera import forks
 from kamera.content import Chunk, Content, Encoded, Spoken
-from kamera.engines import Account, Engine, HasEngine, Recipe, Usage, engine_of
+from kamera.engines import Account, Engine, HasEngine, Recipe, Span, Usage, engine_of
 from kamera.errors import PolicyRefused, StalePlan, WindowFull, quote
 from kamera.files import user_path
 from kamera.ops import CodedKV, kv_copy, kv_slice
 from kamera.patches import (
     MOST_NEIGHBOURS,
     Ahead,
-    Copy,
     Former,
     Losses,
     background_of,
@@ -831,7 +830,7 @@ def former_of(window: KameraWindow) -> Former:
 
 
 @one_at_a_time
-def shown_spans(window: KameraWindow) -> tuple[Copy, ...]:
+def shown_spans(window: KameraWindow) -> tuple[Span, ...]:
     """Copies of the KV of anchor and slots as the live cache shows them, in order, with its positions there.
 
     Its phase is that of these positions, which a slide may move as a whole against the window's own.
@@ -840,7 +839,9 @@ def shown_spans(window: KameraWindow) -> tuple[Copy, ...]:
     executor, state = window._executor, window._state
     executor.show(state)
     places = [shift(executor.former.anchor.positions, state.seats.frame), *state.positions]
-    return tuple(Copy(kv_copy(executor.live.read(i)), positions) for i, positions in enumerate(places))
+    return tuple(
+        Span.computed(kv_copy(executor.live.read(i)), positions) for i, positions in enumerate(places)
+    )
 
 
 @one_at_a_time
@@ -956,20 +957,20 @@ def respond(
 
 def _is_plain(seat: Seat, resident: Resident) -> bool:
     """True for a text that shows the KV of its prefill."""
-    encoded, copy, source = resident.encoded, resident.copy, seat.source
+    encoded, span, source = resident.encoded, resident.span, seat.source
     is_text = encoded.is_text and not source.home.shape
-    is_prefilled = copy.patch is None and seat.clean is None and not source.canonical
-    return is_text and is_prefilled and not isinstance(copy.kv, CodedKV)
+    is_prefilled = span.patch is None and seat.clean is None and not source.canonical
+    return is_text and is_prefilled and not isinstance(span.kv, CodedKV)
 
 
 def _cut(state: WindowState, index: int, encoded: Sequence[Encoded], executor: Executor) -> WindowState:
     """The state with a text in parts, each prefilled behind those before it."""
-    row, copy, start = state.seats.seats, state.residents[index].copy, 0
+    row, span, start = state.seats.seats, state.residents[index].span, 0
     seat, parts, tensors = row[index], list[Seat](), dict(state.tensors)
     antecedents = seat.source.antecedents
     for part in encoded:
         stop = start + part.num_tokens
-        places = copy.positions[:, start:stop]
+        places = span.positions[:, start:stop]
         home = executor.spots.spot(part, places)
         source = replace(seat.source, home=home, antecedents=antecedents, behind=seat.source.behind + start)
         new = replace(
@@ -982,7 +983,9 @@ def _cut(state: WindowState, index: int, encoded: Sequence[Encoded], executor: E
             number=new_number(),
         )
         parts.append(new)
-        tensors[new.number] = Resident(part, Copy(executor.live.hold(kv_slice(copy.kv, start, stop)), places))
+        tensors[new.number] = Resident(
+            part, Span.computed(executor.live.hold(kv_slice(span.kv, start, stop)), places)
+        )
         antecedents, start = (*antecedents, part.chunk_id), stop
     part_ids = [part.chunk_id for part in encoded]
     others = [_with_parts(other, seat.chunk_id, part_ids) for other in row[index + 1 :]]

@@ -38,7 +38,7 @@ from kamera.ops import (
     kv_slice,
     tensor_digest,
 )
-from kamera.patches import Before, Copy, Former, prefill_anchor
+from kamera.patches import Before, Former, prefill_anchor
 from kamera.patches.making import Line
 from kamera.store import ChunkStore
 
@@ -329,7 +329,7 @@ def former_of(engine: SmallEngine, store: ChunkStore, budget: PatchBudget = WHOL
     return Former(engine, store, anchor, budget, **options)
 
 
-def conditioned(former: Former, *chunks: Encoded) -> tuple[Copy, Before]:
+def conditioned(former: Former, *chunks: Encoded) -> tuple[Span, Before]:
     """The last of these chunks, prefilled behind the others, and what stands there."""
     line = Line(former)
     line.arrange(chunks[:-1])

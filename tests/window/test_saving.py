@@ -27,7 +27,7 @@ def one_of(loaded: KameraWindow, windows) -> bool:
     return any(
         tuple(s.chunk_id for s in w.slots) == tuple(s.chunk_id for s in loaded.slots)
         and all(
-            same_bits(a.copy.kv, b.copy.kv)
+            same_bits(a.span.kv, b.span.kv)
             for a, b in zip(w._state.residents, loaded._state.residents, strict=True)
         )
         for w in windows

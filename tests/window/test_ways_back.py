@@ -200,10 +200,10 @@ def test_channels_of_a_loaded_window_stand_as_in_the_layout(family: str, tmp_pat
     assert guarantees(window) == ["exact", "patched", "patched"]
     channels = [[channel.name for channel in spec.channels] for spec in backbone.layout]
     for resident in window._state.residents:
-        assert [list(layer) for layer in resident.copy.kv] == channels
+        assert [list(layer) for layer in resident.span.kv] == channels
     for old, new in zip(saved._state.residents[1:], window._state.residents[1:], strict=True):
-        assert [list(layer) for layer in new.copy.patch.layers] == [
-            list(layer) for layer in old.copy.patch.layers
+        assert [list(layer) for layer in new.span.patch.layers] == [
+            list(layer) for layer in old.span.patch.layers
         ]
 
 
