@@ -112,7 +112,7 @@ class SmallEngine:
     layout = LAYOUT
     axes = 1
     limits = PositionLimits()
-    encoded = ModelFacts("SmallEngine", "MHA", "float32", LAYERS * WIDTH * 4, LAYERS * WIDTH * 4)
+    facts = ModelFacts("SmallEngine", "MHA", "float32", LAYERS * WIDTH * 4, LAYERS * WIDTH * 4)
     tolerance = 1e-3
     vision_tokens = (49,)
     accepted = ("input_ids", "pixels")
