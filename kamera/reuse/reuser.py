@@ -20,14 +20,14 @@ import torch
 
 from kamera import forks
 from kamera.content import Chunk, Conversations, Extent, LandmarkReader, Message, Rendered, common_prefix
-from kamera.engines import Account, Engine, HasEngine, Usage
+from kamera.engines import Account, Engine, HasEngine, Spent, Usage
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.reuse.admission import Admission, admissions_after_run, admissions_of
 from kamera.reuse.index import ContentIndex, Found, Seen
 from kamera.reuse.prompt import DEFAULT_RULE, RULES, CutRule, Media, Prompt
 from kamera.store import ChunkStore
 from kamera.trust import ReusePolicy, policy_of
-from kamera.window import Arrange, Cost, KameraWindow, Plan, Report, former_of, sequence_of
+from kamera.window import Arrange, KameraWindow, Plan, Report, former_of, sequence_of
 
 LIMIT = 256 * 2**20
 """Bytes of an index."""
@@ -227,12 +227,12 @@ class ReusePlan:
         self._has_run = False
 
     @property
-    def cost(self) -> Cost:
+    def cost(self) -> Spent:
         """Cost of `run`; the question is not in it."""
         return self._plan.cost
 
     @property
-    def later(self) -> Cost:
+    def later(self) -> Spent:
         """Cost of what `run` leaves for background work; audits are not in it."""
         return self._plan.later
 

@@ -3,7 +3,7 @@
 from kamera.engines import Recipe
 from kamera.window.engine import ANSWER, Dialogue, EngineAnswer, EngineWindow
 from kamera.window.events import Event, Listener, Outcome, Trace, read_events, read_trace
-from kamera.window.plan import Cost, Plan, Reason
+from kamera.window.plan import Plan, Reason
 from kamera.window.requests import (
     SHORTEST_HEAD,
     Append,
@@ -42,7 +42,6 @@ __all__ = [
     "Append",
     "Arrange",
     "Condition",
-    "Cost",
     "Dialogue",
     "Edit",
     "EngineAnswer",

@@ -22,12 +22,12 @@ import torch
 
 from kamera import forks
 from kamera.content import Encoded
-from kamera.engines import Engine, Span
+from kamera.engines import Engine, Span, Spent
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
 from kamera.patches import Former, Priority, Ready, background_of
 from kamera.trust import LOSSY, AuditFinding, ReusePolicy, lacking_bound
-from kamera.window.plan import Cost, Plan
+from kamera.window.plan import Plan
 from kamera.window.requests import Append, NamedRequest, Newcomer, Recall, Request, Slide
 from kamera.window.run import Executor, Tally
 from kamera.window.slots import Resident, Seat, WindowState, holdings_of, memory_held
@@ -94,7 +94,7 @@ def depart(
     anchor = executor.former.anchor
     old = holdings_of(anchor, state, executor.former.backbone.live())
     own = memory_held(holdings_of(anchor, after, executor.live), [old]).own
-    done = replace(plan, steps=(), cost=Cost(), later=Cost())
+    done = replace(plan, steps=(), cost=Spent(), later=Spent())
     return Ready(Departure(state, count, done, after, executor), own)
 
 

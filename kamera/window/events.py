@@ -19,7 +19,7 @@ from PIL import Image
 from kamera.engines import Spent, Usage
 from kamera.errors import TraceError, quote
 from kamera.files import user_path
-from kamera.window.plan import Cost, Place, Plan, Prefill, Reason
+from kamera.window.plan import Place, Plan, Prefill, Reason
 from kamera.window.run import Report, SlotReport, Times
 from kamera.window.slots import Resident, Seat, Slot, Source, WindowMemory
 
@@ -78,7 +78,7 @@ class Event:
     memory: WindowMemory
     cached: int
     outcomes: tuple[Outcome, ...] = ()
-    later: Cost = field(default_factory=Cost)
+    later: Spent = field(default_factory=Spent)
     session: str = ""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Event:
         document["report"] = {name: getattr(report, name) for name in _COSTS}
         document["times"] = list(report.times)
         document["notes"] = report.notes
-        document["later"] = list(asdict(self.later).values())
+        document["later"] = list(self.later)
         document["usage"] = [list(counts) for counts in self.usage]
         document["memory"] = asdict(self.memory)
         if self.pictures:
@@ -258,7 +258,7 @@ def _event(document: Mapping[str, Any]) -> Event:
         report=report,
         before=before,
         outcomes=tuple(Outcome(*outcome) for outcome in document["outcomes"]),
-        later=Cost(*document["later"]),
+        later=Spent(*document["later"]),
         usage=Usage(now, later),
         memory=WindowMemory(**document["memory"]),
         pictures={k: base64.b64decode(v) for k, v in document.get("pictures", {}).items()},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import permutations
 from operator import attrgetter, eq
@@ -20,7 +20,7 @@ from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
 from kamera.content import Encoded
-from kamera.engines import Offset, PositionLimits
+from kamera.engines import Offset, PositionLimits, Spent
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull, quote
 from kamera.patches import Catalogue, Stored, by_form, possible_names, stored_patch, worth_harvesting
 from kamera.store import ObjectInfo, chunks_of
@@ -301,20 +301,11 @@ def runs_of(steps: Iterable[Step]) -> list[list[Step]]:
     return groups
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Forwards, tokens run through the decoder, and vision encodes."""
-
-    forwards: int = 0
-    tokens: int = 0
-    encodes: int = 0
-
-
-def cost_of(steps: Iterable[Step], encodes: int = 0) -> Cost:
+def cost_of(steps: Iterable[Step], encodes: int = 0) -> Spent:
     """What the steps of an operation run before background work, with its vision encodes."""
     run_steps = [step for step in steps if step.tokens]
     joined_count = sum(isinstance(step, Prefill) and step.joined for step in run_steps)
-    return Cost(len(run_steps) - joined_count, sum(step.tokens for step in run_steps), encodes)
+    return Spent(len(run_steps) - joined_count, sum(step.tokens for step in run_steps), encodes)
 
 
 @dataclass(frozen=True)
@@ -337,11 +328,11 @@ class Plan:
     before: Seats
     after: Seats
     steps: tuple[Step, ...]
-    cost: Cost
+    cost: Spent
     arrived: int | None = None
     left: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
-    later: Cost = Cost()
+    later: Spent = field(default_factory=Spent)
 
     @property
     def heads(self) -> dict[int, int]:
@@ -369,7 +360,7 @@ class Plan:
 
     def comparable_text(self) -> str:
         """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
-        same = replace(self, cost=Cost(), later=Cost(), arrived=None, notes=())
+        same = replace(self, cost=Spent(), later=Spent(), arrived=None, notes=())
         return json.dumps(_unstructure(same), sort_keys=True)
 
     def to_json(self) -> str:
@@ -420,6 +411,8 @@ def converter() -> cattrs.Converter:
     json_converter = make_converter(forbid_extra_keys=True)
     json_converter.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
     json_converter.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
+    json_converter.register_unstructure_hook(Spent, Spent._asdict)
+    json_converter.register_structure_hook(Spent, lambda counts, _: Spent(**counts))
 
     def name(value: Any, _: object = None) -> int | Newcomer:
         """A slot by its index, or a chunk that comes."""
@@ -437,8 +430,8 @@ def converter() -> cattrs.Converter:
         Evict: ("slot", name),
         Condition: ("slot", name),
     }
-    for kind, (field, hook) in [*fields.items(), (Arrange, ("order", names)), (Arrange, ("among", none))]:
-        json_converter.register_structure_hook_func(partial(eq, get_type_hints(kind)[field]), hook)
+    for kind, (name_of, hook) in [*fields.items(), (Arrange, ("order", names)), (Arrange, ("among", none))]:
+        json_converter.register_structure_hook_func(partial(eq, get_type_hints(kind)[name_of]), hook)
     configure_tagged_union(Request, json_converter)
     configure_tagged_union(Step, json_converter)
     return json_converter
@@ -954,7 +947,7 @@ class Planner:
         self._new_ids.add(chunk.chunk_id)
         return tokens
 
-    def later_cost(self) -> Cost:
+    def later_cost(self) -> Spent:
         """The cost of the canonicals left to background work: those of one form run in one forward."""
         canonical_ids = self._new_ids | self.view.pending
         seats = [seat for seat in self.late_seats.values() if seat.chunk_id not in canonical_ids]
@@ -967,7 +960,7 @@ class Planner:
             else run_seats
         )
         followed = [seat.length for seat in self._followed]
-        return Cost(len(groups) + len(followed), sum(tokens) + sum(followed))
+        return Spent(len(groups) + len(followed), sum(tokens) + sum(followed))
 
     def _stored_head_tokens(self, chunk: Newcomer | Seat, canonical_ids: Collection[str]) -> int:
         """First tokens of a canonical that are taken over from another one, stored or made before it."""

@@ -21,7 +21,7 @@ from PIL import Image
 
 from kamera import forks
 from kamera.content import Chunk, Content, Encoded, Spoken
-from kamera.engines import Account, Engine, HasEngine, Recipe, Span, Usage, engine_of
+from kamera.engines import Account, Engine, HasEngine, Recipe, Span, Spent, Usage, engine_of
 from kamera.errors import PolicyRefused, StalePlan, WindowFull, quote
 from kamera.files import user_path
 from kamera.ops import CodedKV, kv_copy, kv_slice
@@ -41,7 +41,7 @@ from kamera.window import requests
 from kamera.window.background import Departure, count_leaving, depart, queue_audits, slots_to_audit
 from kamera.window.engine import recipe_of, store_state
 from kamera.window.events import Event, Listener, Trace, notify_listeners, outcomes, thumbnails
-from kamera.window.plan import Cost, Placing, Plan, Price, cheapest_order, check_placing, fitting
+from kamera.window.plan import Placing, Plan, Price, cheapest_order, check_placing, fitting
 from kamera.window.requests import (
     MIN_SCORE,
     Append,
@@ -289,7 +289,7 @@ class KameraWindow:
         return replace(report, notes=(*report.notes, note)) if out else report
 
     @one_at_a_time
-    def dependents(self, slot: Slot | int) -> dict[Slot, Cost]:
+    def dependents(self, slot: Slot | int) -> dict[Slot, Spent]:
         """The slots that a chunk conditions, in order, and what each runs if it leaves and they are repaired.
 
         Plans alone: nothing runs. The repair is that of `Arrange`, whatever this window does with chunks that
@@ -300,7 +300,7 @@ class KameraWindow:
         costs = [self.plan(requests.Arrange(rest[:count])).cost for count in range(index, len(slots))]
         behind = zip(rest[index:], pairwise(costs), strict=True)
         return {
-            one: Cost(more.forwards - less.forwards, more.tokens - less.tokens)
+            one: Spent(more.forwards - less.forwards, more.tokens - less.tokens)
             for one, (less, more) in behind
             if slots[index].chunk_id in one.antecedents
         }
@@ -740,7 +740,7 @@ class KameraWindow:
             memory=memory_held(self._holdings()),
             cached=memory_of(self._former.store).bytes,
             outcomes=() if plan is None else outcomes(plan, before, report.slots, self._state.residents),
-            later=Cost() if plan is None else plan.later,
+            later=Spent() if plan is None else plan.later,
             pictures=thumbnails(pictures, report.slots, before),
             texts=self._texts({slot.chunk_id for slot in before}),
         )

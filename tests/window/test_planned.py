@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import Spent
 from kamera.errors import KameraError, PolicyRefused, UnknownChunk, WindowFull
-from kamera.window import Append, Arrange, Condition, Cost, Evict, Recall, Reorder, Slide, requests
+from kamera.window import Append, Arrange, Condition, Evict, Recall, Reorder, Slide, requests
 from tests.window.rig import FULL_RANK, SYSTEM, make, rig, watching
 
 POLICIES = {
@@ -98,7 +99,7 @@ def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[
             continue
         slots = window.slots
         report = getattr(window, verb)(*given_, **options)
-        measured = Cost(report.forwards, report.tokens_recomputed, report.vision_encodes)
+        measured = Spent(report.forwards, report.tokens_recomputed, report.vision_encodes)
         left = {s.number for s in slots} - {s.number for s in window.slots}
         stand = tuple(slot.chunk_id for slot in window.slots), tuple(slot.guarantee for slot in window.slots)
         foreseen = planned.cost, planned.after.chunk_ids, planned.after.guarantees, set(planned.left)
@@ -131,8 +132,8 @@ def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
         assert (seen.forwards, seen.encodes) == (0, 0)
         assert (window.slots, store.ls()) == (slots, held)
     assert [p.operation for p in plans[:3]] == ["append", "recall", "slide"]
-    assert plans[2].cost == Cost()
-    assert plans[0].cost == Cost(2, 2 * chunks[3].num_tokens, 1)
+    assert plans[2].cost == Spent()
+    assert plans[0].cost == Spent(2, 2 * chunks[3].num_tokens, 1)
 
 
 def test_a_plan_refuses_what_its_operation_would():

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import Spent
 from kamera.engines.hf import HfEngine
 from kamera.store import StoreAdmin
 from kamera.window import Append, former_of
-from kamera.window.plan import Cost, Harvest, Place
+from kamera.window.plan import Harvest, Place
 from tests.models import tiny
 from tests.store.builders import file_of, flip
 from tests.window.rig import FULL_RANK, QUESTION, SYSTEM, rig, watching
@@ -64,7 +65,7 @@ def test_a_picture_is_encoded_once_for_all_prompts(family, store):
     window(backbone, store, PLANNER, *chunks[:2])
     other = window(backbone, store, GROUNDER)
     for chunk in chunks[:2]:
-        assert other.plan(Append(chunk)).cost.encodes == 0
+        assert other.plan(Append(chunk)).cost.vision_encodes == 0
         with watching(backbone) as seen:
             assert other.append(chunk).vision_encodes == seen.encodes == 0
     assert torch.equal(logits(other), unshared(backbone, GROUNDER, *chunks[:2]))
@@ -151,7 +152,7 @@ def test_planner_and_grounder_share_encoding_and_canonical(pieces, store):
         assert [s.base[:8] for s in plan.steps if isinstance(s, Harvest)] == [tensor_anchor(store)]
         report = first.append(chunk)
         assert (report.forwards, report.vision_encodes, report.slot.guarantee) == (1, 0, "exact"), i
-        assert plan.cost == Cost(1, chunk.num_tokens, 0)
+        assert plan.cost == Spent(1, chunk.num_tokens, 0)
     later = window(backbone, store, GROUNDER, policy=PATCHED)
     for chunk in chunks[:2]:
         plan = later.plan(Append(chunk))
@@ -160,7 +161,7 @@ def test_planner_and_grounder_share_encoding_and_canonical(pieces, store):
         report = later.append(chunk)
         assert (report.forwards, report.vision_encodes, report.slot.guarantee) == (0, 0, "patched")
         assert "base" in report.notes[0]
-        assert plan.cost == Cost(0, 0, 0)
+        assert plan.cost == Spent(0, 0, 0)
     stats = StoreAdmin(store).stats()
     assert (stats.canonicals, stats.encodings, stats.anchors) == (2, 2, 2)
     assert stats.bytes > size
