@@ -102,7 +102,8 @@ class Folder:
         try:
             yield descriptor, os.fstat(descriptor)
         finally:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):  # an error here says nothing about the bytes read
+                os.close(descriptor)
 
     def read(self, name: str) -> tuple[bytes, os.stat_result]:
         """All bytes of a file, and the status of the same file."""

@@ -122,7 +122,7 @@ def through(store: ChunkStore, key: str, intact: bytes, bad: bytes) -> int:
         rig.get(store, slot)
         return 1
     except CorruptChunk:
-        return int(rig.get(store, slot) != 0 or StoreAdmin(store).quarantine.drop(key) != 1)
+        return int(rig.get(store, slot) != 0 or StoreAdmin(store).drop_quarantined(key) != 1)
     except StoreVersionError:
         path.unlink()
         return 0

@@ -14,7 +14,7 @@ from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.files import Folder, NotAFile
 from kamera.ops import CodedKV, Codes, kv_bytes
 from kamera.store import CanonicalRecord, Context, PatchRecord, canonical_key
-from kamera.store.format import BytesSource, Codec, FileSource
+from kamera.store.format import Codec, Source
 from kamera.store.keys import PATCH_KINDS, is_key, whole_id
 from kamera.window import WINDOW, refuse_malformed
 
@@ -36,8 +36,9 @@ def files_of(store: Path, start: str) -> list[Path]:
         with (
             contextlib.suppress(CorruptChunk, StoreVersionError, NotAFile),
             Folder.at(path.parent) as folder,
-            contextlib.closing(FileSource(folder.open(path.name))) as file,
+            folder.reading(path.name) as (descriptor, status),
         ):
+            file = Source.file(descriptor, status.st_size)
             names.add(Codec().read_info(file, path.stem, str(path)).chunk_id)
     whole = whole_id(start, (name for names in files.values() for name in names), "object or chunk")
     return [path for path, names in files.items() if whole in names]
@@ -65,7 +66,7 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
     codec = codec or Codec()
     try:
         record = codec.decode(data, name, path)
-        info = codec.read_info(BytesSource(data), name, path)
+        info = codec.read_info(Source.of(data), name, path)
     except (CorruptChunk, StoreVersionError, WrongKey) as error:
         return _damage_of(path, len(data), error)
     about = dict(record.info)

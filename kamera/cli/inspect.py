@@ -97,14 +97,14 @@ def _remote(place: StorePlace, of: str | None, limit: int | None, out: Output) -
     """As `_store`: every blob is read in place, and none is moved."""
     objects = []
     with place.open_answering() as store:
-        raw = StoreAdmin(store).objects
-        names = raw.names() if of is None else StoreAdmin(store).keys_of(of)
+        admin = StoreAdmin(store)
+        names = admin.names() if of is None else admin.keys_of(of)
         for name in out.track(names[:limit], len(names[:limit]), "object"):
-            data = raw.load(name)
+            data = admin.load(name)
             if data is not None:  # else it was deleted after the listing
-                objects.append(contents.describe(data, name, f"{store.url} {name}", raw.codec))
-        copies = len(StoreAdmin(store).quarantine.copies())
-    contents.add_relative_sizes(objects, None, raw.codec)
+                objects.append(contents.describe(data, name, f"{store.url} {name}", admin.codec))
+        copies = len(admin.quarantined())
+    contents.add_relative_sizes(objects, None, admin.codec)
     return _document(store.url, len(names), objects, copies)
 
 

@@ -116,7 +116,7 @@ class StorePlace:
             raise StoreError(f"{self.url!r} is not there: give a folder of objects, or fill one first")
         store = self.open()
         try:
-            StoreAdmin(store).objects.reach()
+            StoreAdmin(store).reach()
         except BaseException:
             store.close()
             raise

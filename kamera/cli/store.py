@@ -20,7 +20,7 @@ def ls(
 ) -> None:
     """List a store's objects, oldest first."""
     with target.open() as store:
-        count = sum(tally.objects for tally in StoreAdmin(store).census(kind).kinds.values())
+        count = sum(tally["objects"] for tally in StoreAdmin(store).census(kind).kinds.values())
         rows = store.ls(kind, offset=0 if limit is None else max(0, count - limit))
     document = {"store": store.url, "objects": count, "listed": [asdict(info) for info in rows]}
     names = "key kind context.kv chunk_id tokens rank formed antecedents bytes created"
@@ -34,12 +34,12 @@ def stats(target: StoreArgument, kind: Kind = None) -> None:
         admin = StoreAdmin(store)
         census = admin.census(kind)
         pins, cap = admin.pins.list(), admin.pins.cap
-        copies = admin.quarantine.copies()
+        copies = admin.quarantined()
         remote = admin.stats().remote
     document = {
         "store": store.url,
-        "objects": sum(tally.objects for tally in census.kinds.values()),
-        "bytes": sum(tally.bytes for tally in census.kinds.values()),
+        "objects": sum(tally["objects"] for tally in census.kinds.values()),
+        "bytes": sum(tally["bytes"] for tally in census.kinds.values()),
         **asdict(census),
         "pinned": {"objects": len(pins), "bytes": sum(pin.bytes for pin in pins), "cap": cap},
         "quarantined": {"copies": len(copies), "bytes": sum(copy.bytes for copy in copies)},

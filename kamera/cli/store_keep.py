@@ -37,7 +37,9 @@ def gc(
             progress=progress,
         )
     fits = max_bytes is None or report.bytes_after <= max_bytes
-    target.out.show({"store": store.url, "dry_run": dry_run, "fits": fits, **asdict(report)})
+    removed = [{n: getattr(row, n) for n in ("key", "kind", "bytes", "used")} for row in report.removed]
+    document = asdict(report) | {"removed": removed}
+    target.out.show({"store": store.url, "dry_run": dry_run, "fits": fits, **document})
     if not fits:
         raise typer.Exit(1)
 

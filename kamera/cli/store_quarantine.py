@@ -22,7 +22,7 @@ quarantine = typer.Typer(cls=group(QUARANTINE), no_args_is_help=True)
 def ls(target: StoreArgument) -> None:
     """List the copies."""
     with target.open() as store:
-        copies = StoreAdmin(store).quarantine.copies()
+        copies = StoreAdmin(store).quarantined()
     target.out.show(_document(store, copies, 0))
 
 
@@ -38,12 +38,12 @@ def drop(
     if not names and older is None:
         raise ValueError("nothing to delete: give names, or --older TIME")
     with target.open() as store:
-        area = StoreAdmin(store).quarantine
+        admin = StoreAdmin(store)
         files = list(names)
         if older is not None:
-            files += [copy.file for copy in area.copies() if copy.when < time.time() - older]
-        count = sum(area.drop(name) for name in dict.fromkeys(files))
-        copies = area.copies()
+            files += [copy.file for copy in admin.quarantined() if copy.when < time.time() - older]
+        count = sum(map(admin.drop_quarantined, dict.fromkeys(files)))
+        copies = admin.quarantined()
     target.out.show(_document(store, copies, count))
 
 

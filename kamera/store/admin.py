@@ -56,25 +56,17 @@ def ignore_progress(done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class KindCount:
-    """Objects of one kind, and their bytes as stored."""
-
-    objects: int
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Census:
     """A tenant's objects, counted by kind and by form of the KV; the numbers of their chunks and contexts.
 
     A chunk counts if any object of it is there; an anchor is no chunk. Contexts are those of models, not
-    of vision towers.
+    of vision towers. ``kinds`` and ``forms``: ``objects``, and their ``bytes`` as stored.
     """
 
-    kinds: dict[str, KindCount]
+    kinds: dict[str, dict[str, int]]
     chunks: int
     contexts: int
-    forms: dict[str, KindCount]
+    forms: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -97,19 +89,10 @@ class VerifyReport:
 
 
 @dataclass(frozen=True)
-class Removed:
-    """An object that `StoreAdmin.gc` removed: its key, kind, size, and last use (seconds since 1970)."""
-
-    key: str
-    kind: str
-    bytes: int
-    used: float
-
-
-@dataclass(frozen=True)
 class Collected:
     """Report of `StoreAdmin.gc`: objects found and objects removed; after a dry run, those it would remove.
 
+    ``removed``: ``key``, ``kind``, ``bytes`` and ``used`` (the last use, seconds since 1970) of each.
     ``leftovers``: files of dead writers that were removed. ``quarantined``: copies in quarantine that
     were removed, which is only done on request.
     """
@@ -118,7 +101,7 @@ class Collected:
     bytes_before: int
     objects_after: int
     bytes_after: int
-    removed: tuple[Removed, ...]
+    removed: tuple[Row, ...]
     leftovers: int = 0
     quarantined: int = 0
 
@@ -157,69 +140,8 @@ class Copied:
     refused: tuple[str, ...]
 
 
-class Quarantine:
-    """The damaged objects of one store that were set aside. A sound file can be moved back by hand."""
-
-    def __init__(self, tiers: Tiers) -> None:
-        self._places = {"" if tier is tiers.disk else _REMOTE: tier for tier in tiers.tiers_below_memory}
-
-    def copies(self) -> list[Quarantined]:
-        """All copies: those of the directory, of all tenants, then this tenant's in the remote."""
-        places = self._places.items()
-        return [replace(copy, file=place + copy.file) for place, tier in places for copy in tier.copies()]
-
-    def drop(self, name: str) -> int:
-        """Delete one copy (by its ``file``) or all of the object ``name``; return their number."""
-        if not _COPY_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
-        files = [copy.file for copy in self.copies() if name in (copy.file, copy.name)]
-        for file in files:
-            own = file.removeprefix(_REMOTE)
-            self._places[file.removesuffix(own)].delete_copy(own)
-        return len(files)
-
-
-class RawObjects:
-    """The bytes of a store's objects by name. A remote that does not answer is an error here, not a miss."""
-
-    def __init__(self, store: ChunkStore) -> None:
-        self._store = store
-
-    @property
-    def codec(self) -> Codec:
-        """The store's codec, which decodes bytes into objects and rejects all others."""
-        return self._store._codec
-
-    def names(self) -> list[str]:
-        """All names, also of unreadable objects; a directory's of all tenants. Raises `RemoteUnavailable`."""
-        tiers = self._store._tiers
-        held = [] if tiers.tiers_below_memory else [info.key for info in tiers.memory.infos()]
-        return sorted({*held, *(name for tier in tiers.tiers_below_memory for name in tier.names())})
-
-    def read(self, name: str) -> Record | None:
-        """The object ``name`` (a row's ``key``) of any kind; otherwise as the store's look-ups."""
-        return self._store._look_up(name)
-
-    def load(self, name: str) -> bytes | None:
-        """The bytes of one object, unverified; None if there is none."""
-        disk, remote = self._store._tiers.disk, self._store._tiers.remote
-        data = None if disk is None else disk.load(name)
-        return remote.load(f"objects/{name}") if data is None and remote is not None else data
-
-    def reach(self) -> None:
-        """Raise `RemoteUnavailable` if there is a remote and it does not answer."""
-        remote = self._store._tiers.remote
-        try:
-            if remote is not None:
-                remote.reach()
-        except RemoteUnavailable as error:
-            raise RemoteUnavailable(f"{self._store.url} does not answer: {error}") from error
-
-
 class StoreAdmin:
     """Upkeep of a `ChunkStore`, for its tenant unless a method says otherwise; closed with the store.
-
-    ``objects``: all objects as stored, for inspection.
 
     Errors are those of the store: `StoreClosed`, `ForkedStore`, `StoreReadOnly`, `StoreError` when the
     operating system or the index refuses, `RemoteUnavailable` if the answer needs the remote.
@@ -227,14 +149,37 @@ class StoreAdmin:
 
     def __init__(self, store: ChunkStore) -> None:
         self.store = store
-        self.objects = RawObjects(store)
-
-    @property
-    def quarantine(self) -> Quarantine:
-        """The damaged objects that were set aside."""
-        return Quarantine(self._tiers)
 
     # -- contents ------------------------------------------------------------------------------
+
+    @property
+    def codec(self) -> Codec:
+        """The store's codec, which decodes bytes into objects and rejects all others."""
+        return self.store._codec
+
+    def names(self) -> list[str]:
+        """All names, also of unreadable objects; a directory's of all tenants. Raises `RemoteUnavailable`."""
+        tiers = self._tiers
+        held = [] if tiers.tiers_below_memory else [info.key for info in tiers.memory.infos()]
+        return sorted({*held, *(name for tier in tiers.tiers_below_memory for name in tier.names())})
+
+    def read(self, name: str) -> Record | None:
+        """The object ``name`` (a row's ``key``) of any kind; otherwise as the store's look-ups."""
+        return self.store._look_up(name)
+
+    def load(self, name: str) -> bytes | None:
+        """The bytes of one object, unverified; None if there is none. A dead remote is an error, no miss."""
+        disk, remote = self._tiers.disk, self._tiers.remote
+        data = None if disk is None else disk.load(name)
+        return remote.load(f"objects/{name}") if data is None and remote is not None else data
+
+    def reach(self) -> None:
+        """Raise `RemoteUnavailable` if there is a remote and it does not answer."""
+        try:
+            if self._tiers.remote is not None:
+                self._tiers.remote.reach()
+        except RemoteUnavailable as error:
+            raise RemoteUnavailable(f"{self.store.url} does not answer: {error}") from error
 
     def census(self, kind: str | None = None) -> Census:
         """Objects counted by kind, form, chunk and context; no object is read, nor in a directory listed."""
@@ -244,10 +189,13 @@ class StoreAdmin:
         forms = {row.kv: self._tiers.codec.open_id(row.kv) for row in rows}
         return Census(
             kinds={
-                one: _count(row for row in rows if row.kind == one)
+                one: _count([row.bytes for row in rows if row.kind == one])
                 for one in (KINDS if kind is None else (kind,))
             },
-            forms={said: _count(r for r in rows if r.kv == kv) for kv, said in sorted(forms.items())},
+            forms={
+                said: _count([row.bytes for row in rows if row.kv == kv])
+                for kv, said in sorted(forms.items())
+            },
             chunks=len({row.chunk_id for row in rows if row.kind != "anchor"}),
             contexts=len({(row.fingerprint, row.anchor, row.kv) for row in models}),
         )
@@ -282,6 +230,26 @@ class StoreAdmin:
         """Rebuild the directory's index from the files; return the number of objects it lists."""
         disk = self._tiers.disk
         return len(self._tiers.memory.infos()) if disk is None else disk.index.rebuild()
+
+    def quarantined(self) -> list[Quarantined]:
+        """All damaged copies: of the directory, of all tenants, then this tenant's in the remote.
+
+        A sound one can be moved back by hand.
+        """
+        copies = [(tier, copy) for tier in self._tiers.tiers_below_memory for copy in tier.copies()]
+        remote = self._tiers.remote
+        return [replace(c, file=_REMOTE + c.file) if tier is remote else c for tier, c in copies]
+
+    def drop_quarantined(self, name: str) -> int:
+        """Delete one copy (by its ``file``) or all of the object ``name``; return their number."""
+        if not _COPY_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
+        files = [copy.file for copy in self.quarantined() if name in (copy.file, copy.name)]
+        for file in files:
+            tier = self._tiers.remote if file.startswith(_REMOTE) else self._tiers.disk
+            assert tier is not None
+            tier.delete_copy(file.removeprefix(_REMOTE))
+        return len(files)
 
     # -- keeping and removing objects ----------------------------------------------------------
 
@@ -382,16 +350,15 @@ class StoreAdmin:
             raise StoreError(f"cannot collect in {url}: bound it by opening it with memory_limit=")
         self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
         leftovers = 0 if tiers.disk is None or dry_run else tiers.disk.remove_leftovers()
-        rows, removed = tiers.rows(every_tenant=every_tenant), list[Removed]()
+        rows, removed = tiers.rows(every_tenant=every_tenant), list[Row]()
         victims = list(leaving(rows, tiers.pins.names_to_keep(), limit))
         for start in range(0, len(victims), _AT_ONCE):
             batch = victims[start : start + _AT_ONCE]
             outcomes = [True] * len(batch) if dry_run else tiers.remove_unpinned(batch)
-            gone = [row for row, is_gone in zip(batch, outcomes, strict=True) if is_gone]
-            removed += [Removed(row.key, row.kind, row.bytes, row.used) for row in gone]
+            removed += [row for row, is_gone in zip(batch, outcomes, strict=True) if is_gone]
             progress(start + len(batch), len(victims))
         oldest = time.time() - (quarantine_age or 0.0)
-        copies = [] if quarantine_age is None else self.quarantine.copies()
+        copies = [] if quarantine_age is None else self.quarantined()
         files = [copy.file for copy in copies if copy.when < oldest]
         if not dry_run:
             self.store._search.forget([one.key for one in removed])
@@ -403,7 +370,7 @@ class StoreAdmin:
             bytes_after=before - sum(one.bytes for one in removed),
             removed=tuple(removed),
             leftovers=leftovers,
-            quarantined=len(files) if dry_run else sum(self.quarantine.drop(file) for file in files),
+            quarantined=len(files) if dry_run else sum(map(self.drop_quarantined, files)),
         )
 
     def forget(self, chunk_id: str) -> Forgotten:
@@ -512,7 +479,7 @@ class StoreAdmin:
     def _unlisted(self) -> Iterator[tuple[str, str]]:
         """Names whose headers cannot be read, with the reason; no listing tells of them."""
         listed = {info.key for info in self.store.ls()}
-        for name in self.objects.names():
+        for name in self.names():
             try:
                 if name not in listed:
                     self._tiers.info(name)  # another tenant's, unless it raises an error
@@ -624,9 +591,8 @@ class _Look:
         return True
 
 
-def _count(rows: Iterable[Row]) -> KindCount:
-    sizes = [row.bytes for row in rows]
-    return KindCount(len(sizes), sum(sizes))
+def _count(sizes: Sequence[int]) -> dict[str, int]:
+    return {"objects": len(sizes), "bytes": sum(sizes)}
 
 
 def _verified(tier: Directory | Remote, report: VerifyReport, progress: Progress) -> VerifyReport:

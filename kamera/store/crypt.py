@@ -61,14 +61,18 @@ def codec_of(tenant: str, secret: bytes | str | None, keys: Sequence[bytes]) -> 
         raise ValueError("keys must differ")
     own = [_derive(key, root, b"kamera.encryption.v1") for key in keys]
     ids = [hashlib.blake2b(b"kamera.key-id.v1", key=key, digest_size=16).digest() for key in own]
-    return Encrypted(root, dict(zip(ids, own, strict=True)))
+    return Sealed(root, dict(zip(ids, own, strict=True)))
 
 
 @dataclass(frozen=True)
 class Sealed(Codec):
-    """Objects of one tenant: names and digests are keyed by its secret, from which ``root`` follows."""
+    """Objects of one tenant: names and digests are keyed by its secret, from which ``root`` follows.
+
+    With ``keys`` (by id) they are encrypted, under the first, and read under any; see `codec_of`.
+    """
 
     root: bytes = field(repr=False)
+    keys: dict[bytes, bytes] = field(default_factory=dict, repr=False)
 
     def key_for(self, purpose: str, size: int = 32) -> bytes:
         """A key of ``size`` bytes (up to 64) for one purpose only; it reveals nothing about the others."""
@@ -89,30 +93,19 @@ class Sealed(Codec):
 
     @property
     def marker(self) -> dict[str, Any]:
-        """Marks the directory as sealed, so that it is not opened as a plain one."""
-        return {"format": SEALED_VERSION, "sealed": "digests"}
+        """Marks the directory: it is not opened as a plain one, nor without keys if it has any."""
+        return {"format": SEALED_VERSION, "sealed": "encrypted" if self.keys else "digests"}
 
     @property
     def mac_key(self) -> bytes:
         """Known to the holder of the secret alone."""
         return self.key_for("kamera.digest.v1", 64)
 
-    def _plain(self, source: Source, name: str, where: str) -> Source:
-        """See `Codec`; `WrongKey` for an encrypted object."""
-        if read_bytes(source, 0, 7) == ENCRYPTED[:7]:
-            raise WrongKey(f"{where}: it is encrypted: open the store with keys=")
-        return source
-
-
-@dataclass(frozen=True)
-class Encrypted(Sealed):
-    """Objects encrypted under the first of ``keys`` (by id), read under any; see `codec_of`."""
-
-    keys: dict[bytes, bytes] = field(repr=False)
-
     def encode(self, record: Record, created: float) -> bytes:
-        """The encrypted file. Raises as the sealed codec."""
+        """The file, encrypted if there are keys. Raises as the plain codec."""
         name, plain = self.name(record.key), super().encode(record, created)
+        if not self.keys:
+            return plain
         key_id, key = next(iter(self.keys.items()))
         head = front_size(plain[: DIGEST.stop], len(plain), name)
         start = _PREAMBLE.pack(ENCRYPTED, key_id, os.urandom(SALT), head, len(plain))
@@ -120,17 +113,14 @@ class Encrypted(Sealed):
         frames = Frames(key, start, name)
         return b"".join([start, *frames.encrypted(memoryview(plain))])
 
-    @property
-    def marker(self) -> dict[str, Any]:
-        """Marks the directory: everything written here must be encrypted."""
-        return {**super().marker, "sealed": "encrypted"}
-
     def seal_id(self, text: str) -> str:
-        """``text`` encrypted deterministically (AES-SIV): equal texts have equal ciphertexts."""
-        return bytes(self._siv().encrypt(text.encode(), None)).hex()
+        """With keys ``text`` encrypted deterministically (AES-SIV): equal texts have equal ciphertexts."""
+        return text if not self.keys else bytes(self._siv().encrypt(text.encode(), None)).hex()
 
     def open_id(self, text: str) -> str:
         """The inverse of `seal_id`; raises `ValueError` for a text that `seal_id` did not make."""
+        if not self.keys:
+            return text
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -145,11 +135,15 @@ class Encrypted(Sealed):
 
     def _plain(self, source: Source, name: str, where: str) -> Source:
         """See `Codec`; `WrongKey` for an intact object whose key is not among those given."""
-        start = read_bytes(source, 0, _START)
+        start = read_bytes(source, 0, _START if self.keys else len(ENCRYPTED))
         if start[:7] != ENCRYPTED[:7]:
+            if not self.keys:
+                return source
             # reports the fault, unless the secret's holder wrote it
-            Codec.read_header(Sealed(self.root), source, name, where)
+            Sealed(self.root).read_header(source, name, where)
             raise WrongKey(f"{where}: it was written without encryption: copy it from a store without keys=")
+        if not self.keys:
+            raise WrongKey(f"{where}: it is encrypted: open the store with keys=")
         if len(start) < _START:
             raise CorruptChunk(f"{where}: truncated, {source.size} bytes are no encrypted object")
         fields, check = start[:-32], start[-32:]
@@ -167,7 +161,7 @@ class Encrypted(Sealed):
         frames = Frames(self.keys[key_id], start, name, source, where)
         if frames.total != source.size:
             raise CorruptChunk(f"{where}: {source.size} bytes, of {frames.total}")
-        return frames
+        return Source(frames.size, frames.read_into)
 
     def _check(self, fields: bytes, name: str) -> bytes:
         key = self.key_for("kamera.preamble.v1")

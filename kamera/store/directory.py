@@ -20,21 +20,21 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from kamera import forks
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreFull, StoreReadOnly, StoreVersionError
 from kamera.files import FOLDER, Folder, NotAFile, lock_path, publish_file, try_lock
 from kamera.store.crypt import Sealed
-from kamera.store.format import UNREADABLE, BytesSource, Codec, Fetched, FileSource, read_bytes
+from kamera.store.format import UNREADABLE, Codec, Source, read_bytes
 from kamera.store.index import Index, Row, Stamped
 from kamera.store.keys import PATCH_KINDS, is_key
-from kamera.store.memory import Pin, Pins
-from kamera.store.records import Header, ObjectInfo, Record
+from kamera.store.memory import Pin, Pinned, Pins, pins_of, pins_text
+from kamera.store.records import Header, Held, ObjectInfo, Record
 from kamera.trust import outranks
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,9 @@ MARKER = "kamera-store.json"
 TENANTS = "tenants"
 """Folder of a store directory for the directories of tenants with a secret."""
 
+_T = TypeVar("_T")
 _SUFFIX = ".safetensors"
+_PINS = "keep.json"
 _WRITER = re.compile(r"[0-9a-f]{16}")
 _COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})(\.safetensors)?")
 _WORKERS = 4  # files of a batch that are written at once: each has an object's bytes
@@ -94,54 +96,6 @@ class Quarantined:
         return None if match is None else cls(file, match[1], size, int(match[2]) / 1e9)
 
 
-class PinFile(Pins):
-    """The pins of a directory, of all its tenants, in a small file, which is written whole.
-
-    Raises `StoreError` when it is damaged, or cannot be read or written.
-    """
-
-    def __init__(self, directory: Directory) -> None:
-        super().__init__()
-        self.path = directory.root / "keep.json"
-        self._directory = directory
-
-    def alone(self) -> contextlib.AbstractContextManager[object]:
-        """Under the lock for names of objects: nobody acts on data that another is about to change."""
-        return self._directory.locked()
-
-    def _load(self) -> tuple[dict[str, Pin], int | None]:
-        try:
-            with Folder.at(self.path.parent) as folder:
-                return pins_of(folder.read(self.path.name)[0])
-        except FileNotFoundError:
-            return {}, None
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"pins {self.path}: {error}; if it is damaged, delete it and pin again: until then nothing "
-                "is removed"
-            ) from error
-
-    def _save(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
-        with self._directory.changing("pin"), publish_file(self.path) as file:
-            file.write(json.dumps({"pins": [asdict(pin) for pin in pins.values()], "cap": cap}).encode())
-
-
-def pins_of(text: bytes) -> tuple[dict[str, Pin], int | None]:
-    """Pins and cap of a JSON text. Raises `ValueError` for one that was not written as such."""
-    try:
-        data = json.loads(text)
-        pins, cap = {pin["name"]: Pin(**pin) for pin in data["pins"]}, data["cap"]
-        fits = [len(data) == 2, isinstance(cap, int | None)]
-        for pin in pins.values():
-            fits += [isinstance(pin.bytes, int), isinstance(pin.expires, int | float | None)]
-            fits += [is_key(pin.name), pin.home is None or is_key(pin.home)]
-    except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
-        raise ValueError(f"it is not what is written there ({error})") from error
-    if not all(fits):
-        raise ValueError("it makes no sense")
-    return pins, cap
-
-
 class Directory:
     """Objects under one directory. Safe to use from several threads and processes.
 
@@ -186,7 +140,8 @@ class Directory:
             self._objects, self._tmp, self._quarantine = map(self._open, ("objects", "tmp", "quarantine"))
             if not self.read_only:
                 self._root.sync()
-        self.pins = PinFile(self)
+        self.pins = Pins(alone=self.locked, load=self._load_pins, save=self._save_pins)
+        """Of all tenants, in one small file, which is written whole."""
         self.index = Index(root / "index.sqlite", self, codec, read_only=self.read_only)
         self._limit = limit
         self._cached = cached
@@ -221,58 +176,44 @@ class Directory:
             status = self._objects.status(file_of(name))
             return None if status is None else _stamp_of(status)
 
-    def read(self, name: str, *, whole: bool = False) -> Fetched | None:
+    def read(self, name: str, *, whole: bool = False) -> Held | None:
         """The object ``name``, verified to the last byte; None if there is none. ``whole``: and its bytes.
 
         Anything else there goes to quarantine, and `CorruptChunk` is raised. Raises `StoreVersionError` and
         `WrongKey` as `Codec.read`: then it stays where it is.
         """
-        with self._opened(name) as file:
-            if file is None:
-                return None
-            stamp = _stamp_of(file.status)
-            with self._quarantining(name, stamp):
-                data = read_bytes(file, 0, file.size) if whole else b""
-                source = BytesSource(data) if whole else file
-                found = self.codec.read(source, name, self._where(name), self._readers)
-                return found._replace(stamp=stamp, data=data)
+
+        def read(file: Source, stamp: str) -> Held:
+            data = read_bytes(file, 0, file.size) if whole else b""
+            source = Source.of(data) if whole else file
+            found = self.codec.read(source, name, self._where(name), self._readers)
+            return found._replace(stamp=stamp, data=data)
+
+        return self._use(name, read)
 
     def load(self, name: str) -> bytes | None:
         """The bytes under ``name``, unverified; not counted as a use."""
-        with self._opened(name) as file:
-            return None if file is None else read_bytes(file, 0, file.size)
+        return self._use(name, lambda file, _: read_bytes(file, 0, file.size))
 
     def header(self, name: str) -> Header | None:
         """The header of ``name``, its tensors unverified. Raises as the codec; nothing is moved."""
         with self._translate("read"):
             try:
-                descriptor = self._objects.open(file_of(name))
+                with self._objects.reading(file_of(name)) as (descriptor, status):
+                    file = Source.file(descriptor, status.st_size)
+                    return self.codec.read_header(file, name, self._where(name))
             except FileNotFoundError:
                 return None
             except NotAFile as error:
                 raise CorruptChunk(str(error)) from error
-            with contextlib.closing(FileSource(descriptor)) as file:
-                return self.codec.read_header(file, name, self._where(name))
 
     def info(self, name: str) -> ObjectInfo | None:
         """The description of ``name`` by its file's header: callers decide by it, and a row may be wrong."""
-        with self._opened(name) as file:
-            if file is None:
-                return None
-            with self._quarantining(name, _stamp_of(file.status)):
-                return self.codec.read_info(file, name, self._where(name))
+        return self._use(name, lambda file, _: self.codec.read_info(file, name, self._where(name)))
 
     def peek(self, name: str) -> Stamped | None:
         """The row of ``name`` by its header; None if it is gone, or cannot be read and stays where it is."""
-        with self._translate("read"):
-            try:
-                with contextlib.closing(FileSource(self._objects.open(file_of(name)))) as file:
-                    return self.codec.read_info(file, name, self._where(name)), _stamp_of(file.status)
-            except FileNotFoundError:
-                return None
-            except (*UNREADABLE, NotAFile) as error:
-                logger.warning("not indexed: %s", error)  # reading it by key reports the fault
-                return None
+        return self._described(self._objects, file_of(name), name, self._where(name))
 
     def is_intact(self, name: str) -> bool:
         """True if ``name`` is stored, and may stay: it is as its row says, or else as its digests say.
@@ -390,12 +331,8 @@ class Directory:
 
     def copy_info(self, file: str) -> ObjectInfo | None:
         """The description of a copy from its header, of any tenant; None if it cannot be read."""
-        with self._translate("read"):
-            try:
-                with contextlib.closing(FileSource(self._quarantine.open(file))) as source:
-                    return self.codec.read_info(source, file.partition(".")[0], file)
-            except (*UNREADABLE, FileNotFoundError, NotAFile):
-                return None
+        row = self._described(self._quarantine, file, file.partition(".")[0], file)
+        return None if row is None else row[0]
 
     def delete_copy(self, file: str) -> None:
         """Delete a copy in quarantine."""
@@ -407,6 +344,23 @@ class Directory:
         """Close the index; the objects are already safe."""
         self._readers.shutdown(cancel_futures=True)
         self.index.close()
+
+    # -- pins ----------------------------------------------------------------------------------
+
+    def _load_pins(self) -> Pinned:
+        try:
+            return pins_of(self._root.read(_PINS)[0])
+        except FileNotFoundError:
+            return {}, None
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"pins {self.root / _PINS}: {error}; if it is damaged, delete it and pin again: until then "
+                "nothing is removed"
+            ) from error
+
+    def _save_pins(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
+        with self.changing("pin"), publish_file(self.root / _PINS) as file:
+            file.write(pins_text(pins.values(), cap))
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -420,28 +374,40 @@ class Directory:
     def _where(self, name: str) -> str:
         return str(self._objects.path / file_of(name))
 
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[FileSource | None]:
-        """The file of ``name``; what cannot be an object goes to quarantine."""
+    def _use(self, name: str, work: Callable[[Source, str], _T]) -> _T | None:
+        """What ``work`` makes of the file of ``name`` and its stamp; None if there is none.
+
+        What cannot be an object goes to quarantine, and `CorruptChunk` names its new path.
+        """
+        stamp: str | None = None
         with self._translate("read"):
             try:
-                file: FileSource | None = FileSource(self._objects.open(file_of(name)))
+                with self._objects.reading(file_of(name)) as (descriptor, status):
+                    stamp = _stamp_of(status)
+                    return work(Source.file(descriptor, status.st_size), stamp)
             except FileNotFoundError:
-                file = None
+                return None
             except NotAFile as error:
-                self._set_aside(name, self.stamp(name), CorruptChunk(str(error)))
-            with contextlib.closing(file) if file is not None else contextlib.nullcontext():
-                yield file
+                damage, stamp = CorruptChunk(str(error)), self.stamp(name)
+            except EOFError as error:
+                damage = CorruptChunk(f"{self._where(name)}: truncated: {error}")
+            except CorruptChunk as error:
+                damage = error
+        self._set_aside(name, stamp, damage)
 
-    @contextlib.contextmanager
-    def _quarantining(self, name: str, stamp: str) -> Iterator[None]:
-        """On `CorruptChunk`, quarantine the damaged file and name its new path."""
-        try:
-            yield
-        except EOFError as error:
-            self._set_aside(name, stamp, CorruptChunk(f"{self._where(name)}: truncated: {error}"))
-        except CorruptChunk as error:
-            self._set_aside(name, stamp, error)
+    def _described(self, folder: Folder, file: str, name: str, where: str) -> Stamped | None:
+        """The row of ``name`` by the header of a file; None if that is gone, or cannot be read."""
+        with self._translate("read"):
+            try:
+                with folder.reading(file) as (descriptor, status):
+                    source = Source.file(descriptor, status.st_size)
+                    return self.codec.read_info(source, name, where), _stamp_of(status)
+            except FileNotFoundError:
+                return None
+            except (*UNREADABLE, NotAFile) as error:
+                if folder is self._objects:
+                    logger.warning("not indexed: %s", error)  # reading it by key reports the fault
+                return None
 
     def _set_aside(self, name: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
         if self.read_only:

@@ -12,12 +12,11 @@ import hashlib
 import hmac
 import json
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ import torch
 from kamera.errors import CorruptChunk, ForeignObject, StoreVersionError, WrongKey
 from kamera.ops import tensor_bytes
 from kamera.store.keys import KINDS, Context, is_key, object_key
-from kamera.store.records import Header, ObjectInfo, Record, canonical_json, is_count, record_of
+from kamera.store.records import Header, Held, ObjectInfo, Record, canonical_json, is_count, record_of
 
 FORMAT_VERSION = 6
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
@@ -73,58 +72,44 @@ _MALFORMED = (
 )
 
 
-class Source(Protocol):
-    """Bytes that can be read in any order, by several threads at once."""
+class Source(NamedTuple):
+    """Bytes that can be read in any order, by several threads at once.
 
-    @property
-    def size(self) -> int:
-        """Number of bytes."""
-        ...
-
-    def read_into(self, start: int, view: memoryview) -> None:
-        """Fill ``view`` with the bytes from ``start`` on. `EOFError` if they end early, and `OSError`."""
-        ...
-
-
-class BytesSource:
-    """Bytes in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self.size = len(data)
-        self._data = memoryview(data)
-
-    def read_into(self, start: int, view: memoryview) -> None:
-        if start + len(view) > len(self._data):
-            raise EOFError(f"{len(self._data)} bytes end before {start + len(view)}")
-        view[:] = self._data[start : start + len(view)]
-
-
-class FileSource:
-    """An open file, whose descriptor it owns.
-
-    The file is read and not mapped: a file truncated under a mapping kills the process, and a page that
-    is read from the disk twice need not be the one that was verified.
+    ``size``: their number. ``read_into`` fills a view with the bytes from a start on; it raises `EOFError` if
+    they end early, and `OSError`.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._close = weakref.finalize(self, os.close, descriptor)
-        self._descriptor = descriptor
-        self.status = os.fstat(descriptor)
-        """Status of this very file, even if another replaces it later."""
-        self.size = self.status.st_size
+    size: int
+    read_into: Callable[[int, memoryview], None]
 
-    def read_into(self, start: int, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            count = os.preadv(self._descriptor, [view[done:]], start + done)
-            if not count:
-                raise EOFError(f"the file ends at byte {start + done}, it had {self.size}")
-            done += count
+    @classmethod
+    def of(cls, data: bytes) -> Source:
+        """Bytes in memory."""
 
-    def close(self) -> None:
-        """Close the file; may be called again, and nothing is read afterwards."""
-        with contextlib.suppress(OSError):  # an error here says nothing about the bytes read
-            self._close()
+        def read_into(start: int, view: memoryview) -> None:
+            if start + len(view) > len(data):
+                raise EOFError(f"{len(data)} bytes end before {start + len(view)}")
+            view[:] = memoryview(data)[start : start + len(view)]
+
+        return cls(len(data), read_into)
+
+    @classmethod
+    def file(cls, descriptor: int, size: int) -> Source:
+        """An open file of ``size`` bytes.
+
+        It is read and not mapped: a file truncated under a mapping kills the process, and a page that is
+        read from the disk twice need not be the one that was verified.
+        """
+
+        def read_into(start: int, view: memoryview) -> None:
+            done = 0
+            while done < len(view):
+                count = os.preadv(descriptor, [view[done:]], start + done)
+                if not count:
+                    raise EOFError(f"the file ends at byte {start + done}, it had {size}")
+                done += count
+
+        return cls(size, read_into)
 
 
 def read_bytes(source: Source, start: int, length: int) -> bytes:
@@ -134,14 +119,7 @@ def read_bytes(source: Source, start: int, length: int) -> bytes:
     return bytes(data)
 
 
-class Hasher(Protocol):
-    """A hash in progress; ``update`` lets other threads run meanwhile."""
-
-    def update(self, data: memoryview, /) -> object: ...
-    def hexdigest(self) -> str: ...
-
-
-def hasher_of(name: str) -> Callable[[], Hasher]:
+def hasher_of(name: str) -> Callable[[], Any]:
     """The constructor of the hash ``name``. `StoreVersionError` for one that is not installed, or is none."""
     if name == "sha256":
         return hashlib.sha256
@@ -152,15 +130,6 @@ def hasher_of(name: str) -> Callable[[], Hasher]:
     raise StoreVersionError(
         f"its tensors are verified by {name!r}: pip install 'kamera-kv[blake3]' reads blake3"
     )
-
-
-class Fetched(NamedTuple):
-    """A verified object, its description, the stamp of its file ("" in a remote), and its bytes if wanted."""
-
-    record: Record
-    info: ObjectInfo
-    stamp: str = ""
-    data: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -182,7 +151,7 @@ class Codec:
         digests = {"algorithm": HASH, "pieces": _piece_digests(parts, hasher_of(HASH))}
         return b"".join([self._front(_header_of(record, created, digests), tensors), *parts])
 
-    def read(self, source: Source, name: str, where: str, pool: ThreadPoolExecutor | None = None) -> Fetched:
+    def read(self, source: Source, name: str, where: str, pool: ThreadPoolExecutor | None = None) -> Held:
         """The object ``name``, every byte verified, its pieces side by side on the threads of ``pool``.
 
         ``where`` names the bytes in errors. Raises `CorruptChunk` for anything that `encode` did not write
@@ -227,11 +196,11 @@ class Codec:
                     memory[at:end].view(tensors[part].dtype).reshape(shape) if empty is None else empty
                 )
                 at = end
-            return Fetched(record_of(header, filled), ObjectInfo.of(header, source.size, name))
+            return Held(record_of(header, filled), ObjectInfo.of(header, source.size, name))
 
     def decode(self, data: bytes, name: str, where: str) -> Record:
         """The record in ``data``; otherwise as `read`."""
-        return self.read(BytesSource(data), name, where).record
+        return self.read(Source.of(data), name, where).record
 
     def read_header(self, source: Source, name: str, where: str) -> Header:
         """The verified header of object ``name``: good for listing, never for serving. Raises as `read`."""
@@ -376,7 +345,7 @@ def _empty(entry: Mapping[str, Any]) -> torch.Tensor:
         raise ValueError(f"a shape is impossible: {error}") from error
 
 
-def _piece_digests(parts: Iterable[memoryview], begin: Callable[[], Hasher]) -> list[str]:
+def _piece_digests(parts: Iterable[memoryview], begin: Callable[[], Any]) -> list[str]:
     """The digest of each piece of these bytes, one behind another."""
     digests: list[str] = []
     hasher, room = begin(), PIECE

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import cattrs
 
@@ -29,6 +29,9 @@ from kamera.files import lock_path
 from kamera.store.format import Codec
 from kamera.store.keys import KINDS, Context, home_of, is_key
 from kamera.store.records import ObjectInfo, canonical_json
+
+if TYPE_CHECKING:
+    from kamera.store.directory import Directory
 
 logger = logging.getLogger(__name__)
 
@@ -47,30 +50,11 @@ Stamped = tuple[ObjectInfo, str]
 """An object, and the stamp of the file it was read from."""
 
 
-class Selection(NamedTuple):
-    """Objects of a kind, a chunk and a context (None: any); at most ``limit``, after the first ``offset``."""
-
-    kind: str | None = None
-    chunk_id: str | None = None
-    context: Context | None = None
-    limit: int | None = None
-    offset: int = 0
-
-    def select(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Those of ``objects``, in their order."""
-        return [info for info in objects if self.selects(info)][self.offset :][: self.limit]
-
-    def selects(self, info: ObjectInfo) -> bool:
-        """True if an object is of this kind, chunk and context."""
-        kind, chunk_id, context = self[:3]
-        return (
-            kind in (None, info.kind)
-            and chunk_id in (None, info.chunk_id)
-            and context in (None, info.context)
-        )
-
-
-ALL = Selection()
+def selects(
+    info: ObjectInfo, kind: str | None = None, chunk_id: str | None = None, context: Context | None = None
+) -> bool:
+    """True if an object is of this kind, chunk and context (None: any)."""
+    return kind in (None, info.kind) and chunk_id in (None, info.chunk_id) and context in (None, info.context)
 
 
 class Row(NamedTuple):
@@ -127,29 +111,14 @@ CREATE INDEX by_context ON objects (kind, anchor, fingerprint, tenant, kv) WHERE
 _INSERT = f"INSERT OR REPLACE INTO objects VALUES ({', '.join('?' * (len(Row._fields) + 1))})"
 
 
-class Files(Protocol):
-    """The files that an index is of; all raise `OSError`."""
-
-    def names(self) -> list[str]:
-        """Names of all objects, on the disk when this returns."""
-        ...
-
-    def stamp(self, name: str) -> str | None:
-        """A text that changes whenever the object's file does; None if there is no such file."""
-        ...
-
-    def peek(self, name: str) -> Stamped | None:
-        """The row of an object by its header; None if it is gone or cannot be read."""
-        ...
-
-
 class Index:
     """The rows of a directory's objects, of all its tenants. Safe to use from several threads and processes.
 
-    A method raises the errors of ``files``, and `StoreError` once it is closed, but none of the database.
+    ``files`` is asked for names, stamps and headers. A method raises its errors, and `StoreError` once it is
+    closed, but none of the database.
     """
 
-    def __init__(self, path: Path, files: Files, codec: Codec, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, files: Directory, codec: Codec, *, read_only: bool = False) -> None:
         self.path = path
         self._files = files
         self._codec = codec
@@ -251,9 +220,16 @@ class Index:
         """The keys of all rows, not compared with the files."""
         return self._run(_keys, agree=False)
 
-    def iterate(self, tenant: str, selection: Selection = ALL) -> Iterator[ObjectInfo]:
-        """Objects of a tenant, oldest first, read in pages."""
-        kind, chunk_id, context, limit, offset = selection
+    def iterate(
+        self,
+        tenant: str,
+        kind: str | None = None,
+        chunk_id: str | None = None,
+        context: Context | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Iterator[ObjectInfo]:
+        """Objects of a tenant, oldest first, read in pages; the arguments are those of `ChunkStore.ls`."""
         wanted = {} if context is None else self._columns_of(context)
         wanted["tenant"] = self._codec.seal_id(tenant)
         wanted |= {} if chunk_id is None else {"chunk_id": self._codec.seal_id(chunk_id)}
@@ -271,7 +247,7 @@ class Index:
             rows = self._ask(sql, (*wanted.values(), *last, count, 0 if last else offset))
             for _, key, stamp, said in rows:
                 info = self._current(key, stamp, said)
-                if info is not None and selection.selects(info):
+                if info is not None and selects(info, kind, chunk_id, context):
                     left -= 1
                     yield info
             if len(rows) < count:

@@ -5,6 +5,7 @@ The least recently used records leave first; pinned ones stay.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
@@ -12,12 +13,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 from kamera.errors import PinsFull, quote
-from kamera.store.records import ObjectInfo, Record
+from kamera.store.keys import is_key
+from kamera.store.records import Held, ObjectInfo, Record
 
 BY_AGE = attrgetter("created", "key")
 """What objects are sorted by: oldest first, those of one moment by their keys."""
@@ -63,19 +64,39 @@ class Pin:
     home: str | None = None
 
 
+Pinned = tuple[dict[str, Pin], int | None]
+"""Pins by name, and the cap."""
+
+
 class Pins:
     """Objects that must not be removed until they are unpinned or their ttl ends; here of this process.
 
     They cannot be made again from the objects: a lost index costs time, a lost pin costs the object it kept.
     So damaged pins are an error, and no object counts as unpinned because of it. Safe to use from several
     threads. ``most``: a cap that nothing raises. ``clock`` returns seconds since 1970.
+
+    A tier that keeps them says how: ``alone`` excludes others from changing pins, or removing objects by
+    them, as far as that is possible; ``load`` returns all pins and the cap, and raises `StoreError` if they
+    are damaged; ``save`` keeps these, safe when it returns, and gets the names of those that are new or gone,
+    or "cap".
     """
 
-    def __init__(self, most: int | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        most: int | None = None,
+        clock: Callable[[], float] = time.time,
+        *,
+        alone: Callable[[], AbstractContextManager[object]] | None = None,
+        load: Callable[[], Pinned] | None = None,
+        save: Callable[[dict[str, Pin], int | None, Sequence[str]], None] | None = None,
+    ) -> None:
+        lock = threading.RLock()
+        self._held: Pinned = {}, None
         self._most = most
         self._clock = clock
-        self._lock = threading.RLock()
-        self._held: tuple[dict[str, Pin], int | None] = {}, None
+        self.alone = alone or (lambda: lock)
+        self._load = load or (lambda: self._held)
+        self._save = save or self._hold
 
     def pin(
         self,
@@ -133,10 +154,6 @@ class Pins:
         with self.alone():
             self._save(self._in_force()[0], size, ["cap"])
 
-    def alone(self) -> AbstractContextManager[object]:
-        """Exclude others from changing pins or removing objects by them, as far as that is possible."""
-        return self._lock
-
     def _in_force(self) -> tuple[dict[str, Pin], int | None, set[str]]:
         """Pins in force, the cap, and names of pins that are over."""
         pins, cap = self._load()
@@ -145,13 +162,29 @@ class Pins:
         in_force = {name: p for name, p in pins.items() if p.expires is None or p.expires > now}
         return in_force, min(caps) if caps else None, pins.keys() - in_force.keys()
 
-    def _load(self) -> tuple[dict[str, Pin], int | None]:
-        """All pins, and the cap. Raises `StoreError` if they are damaged."""
-        return self._held
-
-    def _save(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
-        """Keep these, safe when this returns; ``changed``: names of those that are new or gone, or "cap"."""
+    def _hold(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
         self._held = pins, cap
+
+
+def pins_of(text: bytes) -> Pinned:
+    """Pins and cap of a JSON text. Raises `ValueError` for one that was not written as such."""
+    try:
+        data = json.loads(text)
+        pins, cap = {pin["name"]: Pin(**pin) for pin in data["pins"]}, data["cap"]
+        fits = [len(data) == 2, isinstance(cap, int | None)]
+        for pin in pins.values():
+            fits += [isinstance(pin.bytes, int), isinstance(pin.expires, int | float | None)]
+            fits += [is_key(pin.name), pin.home is None or is_key(pin.home)]
+    except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
+        raise ValueError(f"it is not what is written there ({error})") from error
+    if not all(fits):
+        raise ValueError("it makes no sense")
+    return pins, cap
+
+
+def pins_text(pins: Iterable[Pin], cap: int | None) -> bytes:
+    """The JSON text of pins and cap."""
+    return json.dumps({"pins": [asdict(pin) for pin in pins], "cap": cap}).encode()
 
 
 @dataclass(frozen=True)
@@ -166,13 +199,6 @@ class MemoryStats:
     evictions: int
 
 
-class _Entry(NamedTuple):
-    record: Record
-    info: ObjectInfo
-    stamp: str
-    nbytes: int
-
-
 class Memory:
     """Records by name, at most ``limit`` bytes of tensors. Safe to use from several threads.
 
@@ -184,7 +210,7 @@ class Memory:
         self.limit = limit
         self.pins = Pins(most=limit // 2)  # so that the rest works on
         self._names_to_keep = names_to_keep
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[Held, int]] = OrderedDict()  # with bytes of tensors
         self._chunks: dict[str, set[str]] = {}  # the names of each chunk's records
         self._lock = threading.Lock()
         self._bytes = self._hits = self._misses = self._evictions = 0
@@ -193,37 +219,35 @@ class Memory:
         """The record kept under ``name`` for ``stamp``, now the most recently used."""
         with self._lock:
             entry = self._entries.get(name)
-            if entry is not None and entry.stamp != stamp:
+            if entry is None or entry[0].stamp != stamp:
                 self._remove(name)
-                entry = None
-            if entry is None:
                 self._misses += 1
                 return None
             self._hits += 1
             self._entries.move_to_end(name)
-            return entry.record
+            return entry[0].record
 
-    def put(self, record: Record, info: ObjectInfo, stamp: str = "") -> bool:
-        """Keep ``record``, which nobody writes to any more, evicting others if needed; True if it is kept."""
-        entry = _Entry(record, info, stamp, record.nbytes)
+    def put(self, held: Held) -> bool:
+        """Keep a record that nobody writes to any more, evicting others if needed; True if it is kept."""
+        info, size = held.info, held.record.nbytes
         with self._lock:
             self._remove(info.key)
-            excess = self._bytes + entry.nbytes - self.limit
+            excess = self._bytes + size - self.limit
             victims, pinned = [], self.pins.names_to_keep() if excess > 0 else set()
-            for name, other in self._entries.items():
+            for name, (_, other_size) in self._entries.items():
                 if excess <= 0:
                     break
                 if name not in pinned and name not in self._names_to_keep:
                     victims.append(name)
-                    excess -= other.nbytes
+                    excess -= other_size
             if excess > 0:
                 return False
             for name in victims:
                 self._remove(name)
             self._evictions += len(victims)
-            self._entries[info.key] = entry
+            self._entries[info.key] = held._replace(data=b""), size
             self._chunks.setdefault(info.chunk_id, set()).add(info.key)
-            self._bytes += entry.nbytes
+            self._bytes += size
             return True
 
     def drop(self, name: str) -> None:
@@ -231,17 +255,17 @@ class Memory:
         with self._lock:
             self._remove(name)
 
-    def peek(self, name: str, stamp: str | None = None) -> tuple[Record, ObjectInfo] | None:
-        """The record under ``name`` (for that ``stamp``, if given) and its info; neither hit nor miss."""
+    def peek(self, name: str, stamp: str | None = None) -> Held | None:
+        """What is kept under ``name`` (for that ``stamp``, if given); neither hit nor miss."""
         with self._lock:
             entry = self._entries.get(name)
-            return None if entry is None or stamp not in (None, entry.stamp) else (entry.record, entry.info)
+            return None if entry is None or stamp not in (None, entry[0].stamp) else entry[0]
 
     def infos(self, chunk_id: str | None = None) -> list[ObjectInfo]:
         """Infos of all records kept, or of those of one chunk, oldest first."""
         with self._lock:
             names = self._entries if chunk_id is None else self._chunks.get(chunk_id, ())
-            infos = [self._entries[name].info for name in names]
+            infos = [self._entries[name][0].info for name in names]
         return sorted(infos, key=BY_AGE)
 
     def stats(self) -> MemoryStats:
@@ -260,8 +284,8 @@ class Memory:
     def _remove(self, name: str) -> None:
         entry = self._entries.pop(name, None)
         if entry is not None:
-            self._bytes -= entry.nbytes
-            names = self._chunks[entry.info.chunk_id]
-            names.discard(name)
-            if not names:
-                del self._chunks[entry.info.chunk_id]
+            self._bytes -= entry[1]
+            chunk = entry[0].info.chunk_id
+            self._chunks[chunk].discard(name)
+            if not self._chunks[chunk]:
+                del self._chunks[chunk]

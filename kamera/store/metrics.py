@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from kamera.store.store import StoreStats
+    from kamera.store.store import ChunkStore, StoreStats
 
 _REFUSALS: dict[type[KameraError], str] = {
     ForeignObject: "foreign",
@@ -45,12 +45,6 @@ _ZEROS = [  # a rate needs a zero to start from
 ]
 
 
-class Watched(Protocol):
-    """An open store."""
-
-    def _stats(self) -> StoreStats: ...
-
-
 class Counters:
     """What happened in a store, by metric and labels. Nothing is counted here: see `Metrics`."""
 
@@ -60,7 +54,7 @@ class Counters:
     def time(self, metric: str, seconds: float, *labels: str) -> None:
         """Count one event that took this long."""
 
-    def watch(self, store: Watched) -> None:
+    def watch(self, store: ChunkStore) -> None:
         """Report ``store``'s tiers too, as long as it is open."""
 
     def count_miss(self, seconds: float, remote_down: bool, error: KameraError | None = None) -> None:
@@ -92,7 +86,7 @@ class Metrics(Counters):
         except ImportError:
             raise StoreError("metrics need prometheus-client: pip install 'kamera-kv[metrics]'") from None
         self._lock = threading.Lock()
-        self._stores: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._stores: weakref.WeakSet[ChunkStore] = weakref.WeakSet()
         self._sums = {name: prometheus.Counter(name, *texts, registry=None) for name, texts in _SUMS.items()}
         self._times = {
             name: prometheus.Histogram(name, *texts, registry=None, buckets=_SECONDS)
@@ -110,7 +104,7 @@ class Metrics(Counters):
         histogram = self._times[metric]
         (histogram.labels(*labels) if labels else histogram).observe(seconds)
 
-    def watch(self, store: Watched) -> None:
+    def watch(self, store: ChunkStore) -> None:
         with self._lock:
             self._stores.add(store)
 
@@ -145,7 +139,7 @@ class Metrics(Counters):
         yield from (size, objects, memory, remote, up, uploads)
 
 
-def _of(store: Watched) -> StoreStats | None:
+def _of(store: ChunkStore) -> StoreStats | None:
     try:
         return store._stats()
     except StoreError:  # closed, or its disk is away: the other stores are reported all the same

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -600,6 +600,15 @@ class ObjectInfo:
             error=float(error) if type(error) in (int, float) and 0.0 <= error <= 1.0 else None,
             outline=Outline.from_header(header["outline"]) if "outline" in header else None,
         )
+
+
+class Held(NamedTuple):
+    """A verified record, its row, the stamp of its file ("" without one), and its bytes if asked for."""
+
+    record: Record
+    info: ObjectInfo
+    stamp: str = ""
+    data: bytes = b""
 
 
 def _budget_of(header: Header) -> PatchBudget | None:

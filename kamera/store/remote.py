@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
-import json
 import logging
 import os
 import random
@@ -22,12 +21,12 @@ import urllib.request
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate, islice
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from kamera.errors import (
@@ -41,11 +40,11 @@ from kamera.errors import (
     WrongKey,
 )
 from kamera.ops import digest
-from kamera.store.directory import Quarantined, pins_of
-from kamera.store.format import UNREADABLE, BytesSource, Codec, Fetched
+from kamera.store.directory import Quarantined
+from kamera.store.format import UNREADABLE, Codec, Source
 from kamera.store.keys import is_key
-from kamera.store.memory import Pin, Pins
-from kamera.store.records import ObjectInfo
+from kamera.store.memory import Pin, Pinned, Pins, pins_of, pins_text
+from kamera.store.records import Held, ObjectInfo
 from kamera.trust import GUARANTEES, outranks
 
 logger = logging.getLogger(__name__)
@@ -82,11 +81,8 @@ SCHEMES = (*_REDIS, *_OBJECTS, "mooncake")
 _T = TypeVar("_T")
 
 
-class BlobHead(NamedTuple):
-    """The first bytes of a blob, and its whole size in bytes."""
-
-    data: bytes
-    size: int
+BlobHead = tuple[bytes, int]
+"""The first bytes of a blob, and its whole size in bytes."""
 
 
 class Blobs(Protocol):
@@ -195,7 +191,7 @@ class RedisBlobs:
                 faults = [answer for answer in (data, size) if isinstance(answer, Exception)]
                 if faults and not self._is_foreign(faults[0]):
                     raise faults[0]
-                heads.append(BlobHead(b"", 0) if faults else BlobHead(data, size) if size else None)
+                heads.append((b"", 0) if faults else (data, size) if size else None)
         return heads
 
     def put(self, name: str, data: bytes) -> None:
@@ -331,13 +327,13 @@ class ObjectBlobs:
         try:
             try:
                 answer = self._service.get(self._store, path, options={"range": (0, length)})
-                return BlobHead(bytes(answer.bytes()), int(answer.meta["size"]))
+                return bytes(answer.bytes()), int(answer.meta["size"])
             except FileNotFoundError:
                 return None
             except self.errors:  # a range of an empty blob cannot be requested
                 if self._service.head(self._store, path)["size"] != 0:
                     raise
-                return BlobHead(b"", 0)
+                return b"", 0
         except FileNotFoundError:
             return None
 
@@ -384,7 +380,7 @@ class MooncakeBlobs:
 
     def get(self, name: str) -> bytes | None:
         [head] = self.read_heads([name], sys.maxsize)
-        return None if head is None else head.data
+        return None if head is None else head[0]
 
     def read_heads(self, names: Sequence[str], length: int) -> list[BlobHead | None]:
         """See `Blobs`; their bytes in one transfer."""
@@ -402,7 +398,7 @@ class MooncakeBlobs:
             [codes] = client.get_into_ranges([address], [range_keys], [to], [[[0]] * len(of)], [of])
         for (i, part_bytes), start, [code] in zip(ranges, starts, codes, strict=True):
             if self._count(code) == part_bytes:
-                heads[i] = BlobHead(bytes(data[start : start + part_bytes]), sizes[i])
+                heads[i] = bytes(data[start : start + part_bytes]), sizes[i]
         return heads
 
     def put(self, name: str, data: bytes) -> None:
@@ -612,41 +608,6 @@ class RemoteStats:
     pending: int = 0
 
 
-class PinBlobs(Pins):
-    """The pins of a remote, a blob each: every client that removes objects there honours them."""
-
-    def __init__(self, remote: Remote) -> None:
-        super().__init__()
-        self._remote = remote
-
-    def alone(self) -> contextlib.AbstractContextManager[object]:
-        """Nobody can be excluded: who pins looks afterwards whether the object is still there."""
-        return contextlib.nullcontext()
-
-    def _load(self) -> tuple[dict[str, Pin], int | None]:
-        pins, cap = dict[str, Pin](), None
-        blobs = sorted(self._remote.names_in(PINS))
-        for blob, head in zip(blobs, self._remote.heads(blobs, FRONT), strict=True):
-            try:
-                some, bound = ({}, None) if head is None else pins_of(head.data)
-            except ValueError as error:
-                raise StoreError(
-                    f"pins {self._remote.url} {blob}: {error}; if it is damaged, delete it and pin again: "
-                    "until then nothing is removed"
-                ) from error
-            pins, cap = pins | some, cap if bound is None else bound
-        return pins, cap
-
-    def _save(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
-        texts: dict[str, Any] = {n: {"pins": [asdict(pins[n])], "cap": None} for n in changed if n in pins}
-        if "cap" in changed and cap is not None:
-            texts["cap"] = {"pins": [], "cap": cap}
-        for name, text in texts.items():
-            self._remote.put_blob(PINS + name, json.dumps(text).encode())
-        if gone := [PINS + name for name in changed if name not in texts]:
-            self._remote.delete_blobs(gone)
-
-
 class Remote:
     """One tenant's objects in a remote; see `Directory`. Safe to use from several threads and machines.
 
@@ -656,7 +617,9 @@ class Remote:
 
     def __init__(self, blobs: Blobs, codec: Codec, tenant: str, cooldown: float = COOLDOWN) -> None:
         self.url = blobs.url
-        self.pins = PinBlobs(self)
+        # nobody can be excluded: who pins looks afterwards whether the object is still there
+        self.pins = Pins(alone=contextlib.nullcontext, load=self._load_pins, save=self._save_pins)
+        """A blob each: every client that removes objects there honours them."""
         self.blobs = blobs
         self._reads, self._writes = Breaker("reads", cooldown), Breaker("writes", cooldown)
         self._codec = codec
@@ -695,7 +658,7 @@ class Remote:
 
     # -- objects -------------------------------------------------------------------------------
 
-    def read(self, name: str) -> Fetched | None:
+    def read(self, name: str) -> Held | None:
         """The object ``name``, verified, with its bytes; otherwise as `Directory.read`.
 
         Raises `ForeignKey` too, for a key that is no blob: then it stays where it is.
@@ -705,7 +668,7 @@ class Remote:
             if data is None:
                 self._count("misses")
                 return None
-            found = self._codec.read(BytesSource(data), name, f"{self.url} {OBJECTS}{name}")
+            found = self._codec.read(Source.of(data), name, f"{self.url} {OBJECTS}{name}")
         except ForeignKey:
             self._count("refused")
             raise
@@ -757,9 +720,7 @@ class Remote:
         names = sorted(filter(is_key, marks))
         bare = [name for name in names if marks[name] is None]
         heads = self.heads([OBJECTS + name for name in bare], MARK_BYTES)
-        marks |= {
-            name: head and f"{head.size} {head.data.hex()}" for name, head in zip(bare, heads, strict=True)
-        }
+        marks |= {name: head and f"{head[1]} {head[0].hex()}" for name, head in zip(bare, heads, strict=True)}
         with self._lock:
             known = {} if afresh else {n: held for n, held in self._known.items() if held[0] == marks.get(n)}
         for i in range(0, len(names), _BATCH):
@@ -796,7 +757,7 @@ class Remote:
         files = sorted(blob.removeprefix(QUARANTINE) for blob in self.names_in(QUARANTINE))
         files = [file for file in files if Quarantined.of(file, 0) is not None]
         heads = self.heads([QUARANTINE + file for file in files], 1)
-        copies = (Quarantined.of(f, head.size) for f, head in zip(files, heads, strict=True) if head)
+        copies = (Quarantined.of(f, head[1]) for f, head in zip(files, heads, strict=True) if head)
         return [copy for copy in copies if copy is not None]
 
     def copy_info(self, file: str) -> ObjectInfo | None:
@@ -827,6 +788,31 @@ class Remote:
         """Close the connections."""
         self.blobs.close()
 
+    # -- pins ----------------------------------------------------------------------------------
+
+    def _load_pins(self) -> Pinned:
+        pins, cap = dict[str, Pin](), None
+        blobs = sorted(self.names_in(PINS))
+        for blob, head in zip(blobs, self.heads(blobs, FRONT), strict=True):
+            try:
+                some, bound = ({}, None) if head is None else pins_of(head[0])
+            except ValueError as error:
+                raise StoreError(
+                    f"pins {self.url} {blob}: {error}; if it is damaged, delete it and pin again: until then "
+                    "nothing is removed"
+                ) from error
+            pins, cap = pins | some, cap if bound is None else bound
+        return pins, cap
+
+    def _save_pins(self, pins: dict[str, Pin], cap: int | None, changed: Sequence[str]) -> None:
+        texts = {name: pins_text([pins[name]], None) for name in changed if name in pins}
+        if "cap" in changed and cap is not None:
+            texts["cap"] = pins_text([], cap)
+        for name, text in texts.items():
+            self.put_blob(PINS + name, text)
+        if gone := [PINS + name for name in changed if name not in texts]:
+            self.delete_blobs(gone)
+
     # -- inside --------------------------------------------------------------------------------
 
     def _marks(self, folder: str) -> Mapping[str, str | None]:
@@ -849,7 +835,17 @@ class Remote:
         if head is None:
             return None
         name = blob.rpartition("/")[2].partition(".")[0]
-        return self._codec.read_info(_Front(self, blob, head), name, f"{self.url} {blob}")
+        size, front = head[1], Source.of(head[0])
+
+        def read_into(start: int, view: memoryview) -> None:
+            nonlocal front
+            if start + len(view) > front.size:  # more of it is asked for only then
+                more = self.heads([blob], start + len(view))[0]
+                if more is not None and more[1] == size:
+                    front = Source.of(more[0])
+            front.read_into(start, view)
+
+        return self._codec.read_info(Source(size, read_into), name, f"{self.url} {blob}")
 
     def _set_aside(self, name: str, data: bytes) -> str:
         """Move a damaged blob to quarantine. One that is put meanwhile may go with it, and is a miss then."""
@@ -868,22 +864,6 @@ class Remote:
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
-
-
-class _Front(BytesSource):
-    """A blob by its front, and by more of it only if that is too short."""
-
-    def __init__(self, remote: Remote, blob: str, head: BlobHead) -> None:
-        super().__init__(head.data)
-        self.size = head.size
-        self._more = lambda length: remote.heads([blob], length)[0]
-
-    def read_into(self, start: int, view: memoryview) -> None:
-        if start + len(view) > len(self._data):
-            more = self._more(start + len(view))
-            if more is not None and more.size == self.size:
-                self._data = memoryview(more.data)
-        super().read_into(start, view)
 
 
 class Uploads:

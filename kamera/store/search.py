@@ -21,7 +21,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,15 +51,8 @@ _MAGIC = b"kamera-search-1\n"
 _DIGEST = 32
 
 
-class HasId(Protocol):
-    """A chunk, as the store sees it."""
-
-    @property
-    def id(self) -> str: ...
-
-
-Query = str | HasId | torch.Tensor | np.ndarray | Sequence[float]
-"""A stored chunk's id, a stored chunk, or a vector ``[width]`` of any length."""
+Query = Any
+"""A stored chunk (or anything with its id), its id, or a vector ``[width]`` of any length."""
 
 
 @dataclass(frozen=True)
@@ -416,8 +409,8 @@ class LookBack:
             if self._tiers.disk is not None:
                 header = self._tiers.disk.header(name)
             else:
-                record_and_info = self._tiers.memory.peek(name)
-                header = None if record_and_info is None else record_and_info[0].header()
+                held = self._tiers.memory.peek(name)
+                header = None if held is None else held.record.header()
             if header is not None:
                 return header["chunk_id"], unpack(header["embedding"])
         except (CorruptChunk, StoreVersionError, WrongKey, KeyError, TypeError, ValueError) as error:

@@ -34,7 +34,7 @@ from kamera.ops import digest
 from kamera.store.crypt import codec_of
 from kamera.store.directory import Directory, PutOrder
 from kamera.store.format import Codec
-from kamera.store.index import ALL, Row, Selection, Stamped
+from kamera.store.index import Row, Stamped, selects
 from kamera.store.keys import (
     KINDS,
     PATCH_KINDS,
@@ -51,6 +51,7 @@ from kamera.store.metrics import Counters, Metrics
 from kamera.store.records import (
     CanonicalRecord,
     EncodingRecord,
+    Held,
     ObjectInfo,
     PatchRecord,
     Record,
@@ -254,23 +255,29 @@ class Tiers:
             infos.update(zip(misses, self.remote.infos_of(misses), strict=True))
         return [infos[name] for name in names]
 
-    def infos(self, selection: Selection = ALL, *, here: bool = False) -> list[ObjectInfo]:
-        """Infos of the objects, oldest first; ``here``, and while the remote is down, only of those here."""
-        check_kind(selection.kind)
+    def infos(
+        self,
+        kind: str | None = None,
+        chunk_id: str | None = None,
+        context: Context | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+        here: bool = False,
+    ) -> list[ObjectInfo]:
+        """`ChunkStore.ls`; while the remote is down, only of what is here."""
+        check_kind(kind)
         remote = None if here else self.remote
-        if self.disk is None:
-            near = self.memory.infos(selection.chunk_id)
-        else:
-            near = list(self.disk.index.iterate(self.tenant, selection if remote is None else ALL))
-        if remote is None:
-            return selection.select(near) if self.disk is None else near
+        if self.disk is not None and remote is None:
+            return list(self.disk.index.iterate(self.tenant, kind, chunk_id, context, limit, offset))
+        near = self.memory.infos(chunk_id) if self.disk is None else self.disk.index.iterate(self.tenant)
         infos = {info.key: info for info in near}
         try:
-            for info in remote.infos():
+            for info in [] if remote is None else remote.infos():
                 infos.setdefault(info.key, info)
         except RemoteUnavailable as error:
             logger.debug("only what is here is listed: %s", error)
-        return selection.select(sorted(infos.values(), key=BY_AGE))
+        listed = [i for i in sorted(infos.values(), key=BY_AGE) if selects(i, kind, chunk_id, context)]
+        return listed[offset:][:limit]
 
     def rows(self, *, every_tenant: bool = False) -> list[Row]:
         """The rows of the objects: of the remote if there is one, else of the directory, or of memory."""
@@ -367,7 +374,7 @@ class Tiers:
         found = self.disk.read(name)
         if found is None:
             return None
-        self.memory.put(found.record, found.info, found.stamp)
+        self.memory.put(found)
         return found.record
 
     def _is_kept(self, name: str) -> bool:
@@ -385,7 +392,7 @@ class Tiers:
         if self.disk is not None and stamp is None:
             return None
         held = self.memory.peek(name, stamp)
-        return held[1] if held is not None else None if self.disk is None else self.disk.info(name)
+        return held.info if held is not None else None if self.disk is None else self.disk.info(name)
 
     def _fetch(self, name: str, remote: Remote, *, is_ahead: bool = False) -> Record | None:
         if self._has_here(name):  # fetched while this call waited
@@ -401,7 +408,7 @@ class Tiers:
             return None
         record = found.record
         if self.disk is None:
-            if not self.memory.put(record, found.info) and is_ahead:
+            if not self.memory.put(found) and is_ahead:
                 self._ahead[name] = record
             return record
         [result] = self.disk.put_many([PutOrder(name, record, False, file=(found.info, found.data))])
@@ -412,7 +419,7 @@ class Tiers:
         elif result is not None:  # else an intact one stays there
             self.disk.index.note_sent(name, result[1])
             self.disk.evict_over_limit()
-            self.memory.put(record, *result)
+            self.memory.put(Held(record, *result))
         return record
 
     def _put_on_disk(
@@ -425,7 +432,7 @@ class Tiers:
                 results[order.name] = result
                 continue
             results[order.name] = order.record
-            self.memory.put(order.record, *result)
+            self.memory.put(Held(order.record, *result))
             if self.remote is not None:
                 self._uploads.add(order.name)
 
@@ -448,10 +455,10 @@ class Tiers:
         created, held = round(time.time(), 3), self.memory.peek(name)
         try:
             info = self.codec.describe(record, created, record.nbytes)
-            if held is not None and outranks(held[1].formed, info.formed):
+            if held is not None and outranks(held.info.formed, info.formed):
                 return None
             if self.remote is None:
-                self.memory.put(record, info)
+                self.memory.put(Held(record, info))
                 return record
             data = self.codec.encode(record, created)
             info = replace(info, bytes=len(data))
@@ -460,7 +467,7 @@ class Tiers:
                 return None
         except RemoteUnavailable as error:
             self._uploads.add(name)  # before it is in memory, so that it is held from the start
-            if not self.memory.put(record, info):
+            if not self.memory.put(Held(record, info)):
                 self._uploads.discard(name)
                 self._dropped[name] = None
                 logger.error("%s is not kept, memory is full of what waits for the remote (%s)", name, error)
@@ -468,7 +475,7 @@ class Tiers:
             return error
         else:
             self._uploads.discard(name)
-            self.memory.put(record, info)
+            self.memory.put(Held(record, info))
         return record
 
     def _send(self, name: str) -> None:
@@ -477,10 +484,10 @@ class Tiers:
         with self._alone([name]):
             if self.disk is None:
                 held = self.memory.peek(name)
-                if held is not None and not self.remote.put(
-                    held[1], self.codec.encode(held[0], held[1].created)
-                ):
-                    self.memory.drop(name)
+                if held is not None:
+                    data = self.codec.encode(held.record, held.info.created)
+                    if not self.remote.put(held.info, data):
+                        self.memory.drop(name)
                 return
             found = self.disk.read(name, whole=True)  # verified, so that no damage travels
             if found is None:
@@ -695,7 +702,7 @@ class ChunkStore:
         """
         if context is not None:
             self._check(context)
-        return self._tiers.infos(Selection(kind, chunk_id, context, limit, offset), here=here)
+        return self._tiers.infos(kind, chunk_id, context, limit, offset, here)
 
     @property
     def has_remote(self) -> bool:

@@ -11,6 +11,6 @@ def contents(store: ChunkStore) -> dict[str, bytes]:
     """Every object's file, by key, as it were had all been written at one time: `created` is left out."""
     found = {}
     for info in store.ls():
-        record = StoreAdmin(store).objects.read(info.key)
+        record = StoreAdmin(store).read(info.key)
         found[record.key] = Codec().encode(record, 0.0)
     return found

@@ -83,7 +83,7 @@ def contents(store: ChunkStore) -> Objects:
     """Digests of the tensors of all that is stored, by what it is."""
     found: Objects = {}
     for info in store.ls():
-        record: Any = StoreAdmin(store).objects.read(info.key)
+        record: Any = StoreAdmin(store).read(info.key)
         what = (info.kind, info.chunk_id, info.antecedents, getattr(record, "formed", ""))
         found[what] = tensor_digest(record.tensors())
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kamera.store.remote import BlobHead, Blobs, MooncakeBlobs, ObjectBlobs, RedisBlobs
+from kamera.store.remote import Blobs, MooncakeBlobs, ObjectBlobs, RedisBlobs
 from tests.servers.redis_server import RedisServer
 from tests.servers.s3_server import BUCKET
 
@@ -68,7 +68,7 @@ def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
     heads = blobs.read_heads([*names, "objects/none"], 10)
     assert heads[-1] is None
     for i, head in enumerate(heads[:-1]):
-        assert head == BlobHead(bytes([i % 256]) * min(i + 1, 10), i + 1)
+        assert head == (bytes([i % 256]) * min(i + 1, 10), i + 1)
     assert blobs.read_heads([], 10) == []
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError, WrongKey
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.crypt import Sealed, codec_of
-from kamera.store.format import BytesSource
+from kamera.store.format import Source
 from tests.store.builders import CONTEXT, assert_same, canonical, encode, patch, records
 
 SECRET = b"a secret of acme, 32 bytes long!"
@@ -52,7 +52,7 @@ def test_every_record_survives_the_codec(codec: Sealed, record: Any) -> None:
     name = codec.name(record.key)
     data = codec.encode(record, 7.5)
     assert_same(codec.decode(data, name, "here"), record)
-    info = codec.read_info(BytesSource(data), name, "here")
+    info = codec.read_info(Source.of(data), name, "here")
     assert info == codec.describe(record, 7.5, len(data))
     assert (info.key, info.bytes, info.context) == (name, len(data), record.context)
 
@@ -76,7 +76,7 @@ def test_an_object_under_the_name_of_another_is_refused(codec: Sealed) -> None:
     with pytest.raises(CorruptChunk):
         codec.decode(data, other, "here")
     with pytest.raises(CorruptChunk):
-        codec.read_info(BytesSource(data), other, "here")
+        codec.read_info(Source.of(data), other, "here")
 
 
 def test_nobody_without_the_secret_can_name_an_object(tmp_path: Path) -> None:

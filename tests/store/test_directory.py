@@ -195,10 +195,10 @@ def test_a_link_under_an_objects_name_is_quarantined(root: Path, tmp_path: Path)
         with pytest.raises(CorruptChunk, match=r"link.*quarantine"):
             store.get_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None
-        assert [copy.bytes for copy in StoreAdmin(store).quarantine.copies()] == [0]
+        assert [copy.bytes for copy in StoreAdmin(store).quarantined()] == [0]
         store.put(canonical())
         assert not file_of(root, KEY).is_symlink()
-        assert StoreAdmin(store).quarantine.drop(KEY) == 1
+        assert StoreAdmin(store).drop_quarantined(KEY) == 1
         assert elsewhere.read_bytes() == intact
 
 
@@ -206,6 +206,6 @@ def test_a_link_under_an_objects_name_is_quarantined(root: Path, tmp_path: Path)
 def test_no_path_is_made_of_what_is_no_name(root: Path, key: str) -> None:
     with ChunkStore.open(root) as store:
         admin = StoreAdmin(store)
-        for use in (admin.objects.load, admin.objects.read, admin.delete, admin.quarantine.drop):
+        for use in (admin.load, admin.read, admin.delete, admin.drop_quarantined):
             with pytest.raises(ValueError, match=r"name|key"):
                 use(key)

@@ -204,7 +204,7 @@ def test_no_byte_of_a_forgotten_id_is_left_in_any_file(root: Path, options: dict
     count, gone = 60, [chunk(n) for n in (3, 17, 41, 44, 59)]
     with ChunkStore.open(root, **options) as store:
         fill_many(store, count)
-        codec = StoreAdmin(store).objects.codec
+        codec = StoreAdmin(store).codec
         for one in gone:
             done = StoreAdmin(store).forget(one)
             assert done.removed and done.left == ()

@@ -99,7 +99,7 @@ CALLS: dict[str, Callable[[ChunkStore], object]] = {
     "pin": lambda s: StoreAdmin(s).pin([LARGE.key]),
     "pins": lambda s: StoreAdmin(s).pins.list(),
     "embedding": lambda s: s.embedding(CONTEXT, CHUNK),
-    "quarantined": lambda s: StoreAdmin(s).quarantine.copies(),
+    "quarantined": lambda s: StoreAdmin(s).quarantined(),
 }
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin, format
-from kamera.store.format import BytesSource, Codec
+from kamera.store.format import Codec, Source
 from tests.store.builders import (
     CHUNK,
     CONTEXT,
@@ -54,7 +54,7 @@ def test_a_record_comes_back_bit_for_bit(record: Any) -> None:
     assert encode(record, 1.5) == data
     assert_same(read(data, record.key), record)
     info = Codec().describe(record, 1.5, len(data))
-    assert Codec().read_info(BytesSource(data), record.key, HERE) == info
+    assert Codec().read_info(Source.of(data), record.key, HERE) == info
     assert info.tokens == record.tokens and info.key == record.key
 
 
@@ -224,7 +224,7 @@ def test_a_file_that_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptChunk, match=HERE):
         read(data, canonical().key)
     with pytest.raises(CorruptChunk, match=HERE):
-        Codec().read_info(BytesSource(data), canonical().key, HERE)
+        Codec().read_info(Source.of(data), canonical().key, HERE)
 
 
 # -- bombs -----------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_a_file_of_nothing_asks_for_no_memory(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(CorruptChunk, match="digests of"):
             store.get_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None and not path.exists()
-        assert len(StoreAdmin(store).quarantine.copies()) == 1
+        assert len(StoreAdmin(store).quarantined()) == 1
 
 
 def test_nothing_is_parsed_before_its_digest_is_checked(

@@ -105,7 +105,7 @@ def test_read_only_serves_and_lists_and_changes_nothing(tmp_path: Path, kind: st
             lambda: store.put(patch()),
             lambda: StoreAdmin(store).delete(keys[0]),
             lambda: StoreAdmin(store).gc(0),
-            lambda: StoreAdmin(store).quarantine.drop(keys[0]),
+            lambda: StoreAdmin(store).drop_quarantined(keys[0]),
         ):
             with pytest.raises(StoreReadOnly, match="read_only="):
                 refused()

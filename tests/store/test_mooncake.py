@@ -32,7 +32,7 @@ def test_what_dies_with_its_memory_is_a_miss_and_a_cache_sends_it_again(
         mooncake.kill()
         assert store.get_canonical(CONTEXT, CHUNK) is None
         with pytest.raises(RemoteUnavailable, match="Mooncake answered -90"):
-            StoreAdmin(store).objects.reach()
+            StoreAdmin(store).reach()
     with ChunkStore.open(url, cache=tmp_path / "cache") as store:
         store.put(canonical("d" * 64))
         assert store.flush(0.05).unsaved == (canonical("d" * 64).key,)

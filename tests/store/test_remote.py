@@ -72,7 +72,7 @@ def test_damage_is_refused_by_name_set_aside_and_then_a_miss(lie: str, url: str)
         with pytest.raises(CorruptChunk, match=r"quarantine/"):
             store.get_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None
-        assert len(StoreAdmin(store).quarantine.copies()) == 1
+        assert len(StoreAdmin(store).quarantined()) == 1
         store.put(canonical())
     with ChunkStore.open(url) as store:
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
@@ -154,7 +154,7 @@ def test_an_object_store_that_is_off_misses_and_puts_wait(
         store.put(canonical("c"))
         assert store.flush(0.05).unsaved == (canonical("c").key,)
         with pytest.raises(RemoteUnavailable):
-            StoreAdmin(store).objects.reach()
+            StoreAdmin(store).reach()
         stats = StoreAdmin(store).stats().remote
         assert stats is not None and stats.reads == "open" and stats.failures >= 3
 

@@ -46,7 +46,7 @@ def test_a_damaged_file_is_healed_from_the_remote(opened: Callable[..., ChunkSto
     path.write_bytes(path.read_bytes()[:-1])
     with opened() as store:
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert len(StoreAdmin(store).quarantine.copies()) == 1
+        assert len(StoreAdmin(store).quarantined()) == 1
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 

@@ -112,7 +112,7 @@ def test_a_patch_of_other_antecedents_is_never_applied(pieces):
     store = former_of(make(backbone, None, a, b, c)).store
     store2 = archived(backbone, d)
     for info in store2.ls():
-        store.put(StoreAdmin(store2).objects.read(info.key))
+        store.put(StoreAdmin(store2).read(info.key))
     for antecedents in ([b, a], [a], [b], [a, b, d], [a, a, b], [d, b]):
         window = make(backbone, store, *antecedents)
         with watching(backbone) as seen:
