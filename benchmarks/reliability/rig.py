@@ -124,7 +124,7 @@ class Statements:
 
 def listen(store: ChunkStore, said: Callable[[str, Callable[[], Any]], Any]) -> None:
     """Have every statement of ``store``'s index go through ``said`` from now on."""
-    index: Any = store._tiers.disk.index  # type: ignore[union-attr]
+    index: Any = store._disk.index  # type: ignore[union-attr]
     index.keys()  # it connects when it is used
     index._db = Statements(index._db, said)
 

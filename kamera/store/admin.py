@@ -39,7 +39,7 @@ from kamera.store.keys import (
 from kamera.store.memory import Pins, parse_size
 from kamera.store.records import CanonicalRecord, ObjectInfo, Record, to_store_form
 from kamera.store.remote import Remote
-from kamera.store.store import ChunkStore, StoreStats, Tiers
+from kamera.store.store import ChunkStore, StoreStats
 
 Progress = Callable[[int, int], None]
 """Called with the number of objects done, and their total."""
@@ -159,9 +159,9 @@ class StoreAdmin:
 
     def names(self) -> list[str]:
         """All names, also of unreadable objects; a directory's of all tenants. Raises `RemoteUnavailable`."""
-        tiers = self._tiers
-        held = [] if tiers.tiers_below_memory else [info.key for info in tiers.memory.infos()]
-        return sorted({*held, *(name for tier in tiers.tiers_below_memory for name in tier.names())})
+        store = self.store
+        held = [] if store._below_memory else [info.key for info in store._memory.infos()]
+        return sorted({*held, *(name for tier in store._below_memory for name in tier.names())})
 
     def read(self, name: str) -> Record | None:
         """The object ``name`` (a row's ``key``) of any kind; otherwise as the store's look-ups."""
@@ -169,24 +169,24 @@ class StoreAdmin:
 
     def load(self, name: str) -> bytes | None:
         """The bytes of one object, unverified; None if there is none. A dead remote is an error, no miss."""
-        disk, remote = self._tiers.disk, self._tiers.remote
+        disk, remote = self.store._disk, self.store._remote
         data = None if disk is None else disk.load(name)
         return remote.load(f"objects/{name}") if data is None and remote is not None else data
 
     def reach(self) -> None:
         """Raise `RemoteUnavailable` if there is a remote and it does not answer."""
         try:
-            if self._tiers.remote is not None:
-                self._tiers.remote.reach()
+            if self.store._remote is not None:
+                self.store._remote.reach()
         except RemoteUnavailable as error:
             raise RemoteUnavailable(f"{self.store.url} does not answer: {error}") from error
 
     def census(self, kind: str | None = None) -> Census:
         """Objects counted by kind, form, chunk and context; no object is read, nor in a directory listed."""
         check_kind(kind)
-        rows = [row for row in self._tiers.rows() if kind in (None, row.kind)]
+        rows = [row for row in self.store._rows() if kind in (None, row.kind)]
         models = (row for row in rows if row.kind not in ("anchor", "encoding"))
-        forms = {row.kv: self._tiers.codec.open_id(row.kv) for row in rows}
+        forms = {row.kv: self.store._codec.open_id(row.kv) for row in rows}
         return Census(
             kinds={
                 one: _count([row.bytes for row in rows if row.kind == one])
@@ -212,32 +212,32 @@ class StoreAdmin:
         Files left by dead writers are removed, and the indices, that of look-back search included, are
         rebuilt from the files. ``progress`` is called with the objects done and their total.
         """
-        tiers = self._tiers
-        report = VerifyReport(0 if tiers.tiers_below_memory else len(tiers.memory.infos()), (), ())
-        if tiers.disk is not None:
-            stale = 0 if tiers.disk.read_only else tiers.disk.remove_leftovers()
-            listed, names = tiers.disk.index.keys(), set(tiers.disk.names())
-            tiers.disk.index.rebuild()
+        store = self.store
+        report = VerifyReport(0 if store._below_memory else len(store._memory.infos()), (), ())
+        if store._disk is not None:
+            stale = 0 if store._disk.read_only else store._disk.remove_leftovers()
+            listed, names = store._disk.index.keys(), set(store._disk.names())
+            store._disk.index.rebuild()
             report = replace(
                 report, orphan_files=len(names - listed), orphan_rows=len(listed - names), stale=stale
             )
-        for tier in tiers.tiers_below_memory:
+        for tier in store._below_memory:
             report = _verified(tier, report, progress)
         self.store._search.rebuild({info.context for info in self.store.ls("canonical", here=True)})
         return report
 
     def rebuild_index(self) -> int:
         """Rebuild the directory's index from the files; return the number of objects it lists."""
-        disk = self._tiers.disk
-        return len(self._tiers.memory.infos()) if disk is None else disk.index.rebuild()
+        disk = self.store._disk
+        return len(self.store._memory.infos()) if disk is None else disk.index.rebuild()
 
     def quarantined(self) -> list[Quarantined]:
         """All damaged copies: of the directory, of all tenants, then this tenant's in the remote.
 
         A sound one can be moved back by hand.
         """
-        copies = [(tier, copy) for tier in self._tiers.tiers_below_memory for copy in tier.copies()]
-        remote = self._tiers.remote
+        copies = [(tier, copy) for tier in self.store._below_memory for copy in tier.copies()]
+        remote = self.store._remote
         return [replace(c, file=_REMOTE + c.file) if tier is remote else c for tier, c in copies]
 
     def drop_quarantined(self, name: str) -> int:
@@ -246,7 +246,7 @@ class StoreAdmin:
             raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
         files = [copy.file for copy in self.quarantined() if name in (copy.file, copy.name)]
         for file in files:
-            tier = self._tiers.remote if file.startswith(_REMOTE) else self._tiers.disk
+            tier = self.store._remote if file.startswith(_REMOTE) else self.store._disk
             assert tier is not None
             tier.delete_copy(file.removeprefix(_REMOTE))
         return len(files)
@@ -260,7 +260,7 @@ class StoreAdmin:
         `AmbiguousId` for the beginning of several.
         """
         names = [targets] if isinstance(targets, str) else list(targets)
-        infos = self._tiers.infos_of([name for name in names if is_key(name)])
+        infos = self.store._infos_of([name for name in names if is_key(name)])
         own = {i.key for i in infos if i is not None and i.context.tenant == self.store.tenant}
         rows = [] if own.issuperset(names) else self.store.ls()
         ids, keys = [name for row in rows for name in (row.key, row.chunk_id)], list[str]()
@@ -278,16 +278,16 @@ class StoreAdmin:
         them; pins in ``memory://`` are this process's.
         """
         names = self.keys_of(targets)
-        infos = {name: info for name, info in zip(names, self._tiers.infos_of(names), strict=True) if info}
+        infos = {name: info for name, info in zip(names, self.store._infos_of(names), strict=True) if info}
         homes = {
-            name: self._tiers.codec.name(home)
+            name: self.store._codec.name(home)
             for name, info in infos.items()
             if (home := home_of(info.kind, info.context, info.chunk_id, info.base))
         }
         self.pins.pin([(name, info.bytes) for name, info in infos.items()], ttl, homes)
-        remote, pending = self._tiers.remote, self._tiers.pending()  # first: one may arrive meanwhile
+        remote, pending = self.store._remote, self.store._uploads.names()  # first: one may arrive meanwhile
         # someone may have collected it before the pin was there
-        present = self._tiers.stored_names(names) if remote is None else remote.names_with_blob(names)
+        present = self.store._stored_names(names) if remote is None else remote.names_with_blob(names)
         lost = set(names) - present - set(pending)
         if lost:
             self.pins.unpin(names)
@@ -303,21 +303,21 @@ class StoreAdmin:
             except UnknownChunk:
                 if not is_key(target):
                     raise  # else its object is gone, with its pin or without
-        if self._tiers.disk is not None and self._tiers.remote is None:  # its pins are of all tenants
-            mine = [key for key in mine if self._own_info(key) is not None or self._tiers.info(key) is None]
+        if self.store._disk is not None and self.store._remote is None:  # its pins are of all tenants
+            mine = [key for key in mine if self._own_info(key) is not None or self.store._info(key) is None]
         return self.pins.unpin(mine)
 
     @property
     def pins(self) -> Pins:
         """The store's pins: all tenants' in a directory, this tenant's in a remote, else this process's."""
-        return self._tiers.pins
+        return self.store._pins
 
     def delete(self, key: str) -> bool:
         """Remove one object; return True if it existed. Raises `ValueError` if ``key`` is not a key."""
         info = self._own_info(key)
         if info is None:
             return False
-        self._tiers.delete([key])
+        self.store._delete([key])
         with contextlib.suppress(StoreError):  # a pin of a removed object keeps nothing
             self.unpin([key])
         self.store._search.forget([key])
@@ -343,18 +343,18 @@ class StoreAdmin:
         remote's cache opened without the remote.
         """
         limit = None if max_bytes is None else parse_size(max_bytes)
-        url, tiers = self.store.url, self._tiers
-        if tiers.remote is not None and every_tenant:
+        url, store = self.store.url, self.store
+        if store._remote is not None and every_tenant:
             raise StoreError(f"{url} keeps tenants apart: collect for each of them")
-        if not tiers.tiers_below_memory:
+        if not store._below_memory:
             raise StoreError(f"cannot collect in {url}: bound it by opening it with memory_limit=")
         self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
-        leftovers = 0 if tiers.disk is None or dry_run else tiers.disk.remove_leftovers()
-        rows, removed = tiers.rows(every_tenant=every_tenant), list[Row]()
-        victims = list(leaving(rows, tiers.pins.names_to_keep(), limit))
+        leftovers = 0 if store._disk is None or dry_run else store._disk.remove_leftovers()
+        rows, removed = store._rows(every_tenant=every_tenant), list[Row]()
+        victims = list(leaving(rows, store._pins.names_to_keep(), limit))
         for start in range(0, len(victims), _AT_ONCE):
             batch = victims[start : start + _AT_ONCE]
-            outcomes = [True] * len(batch) if dry_run else tiers.remove_unpinned(batch)
+            outcomes = [True] * len(batch) if dry_run else store._remove_unpinned(batch)
             removed += [row for row, is_gone in zip(batch, outcomes, strict=True) if is_gone]
             progress(start + len(batch), len(victims))
         oldest = time.time() - (quarantine_age or 0.0)
@@ -384,24 +384,24 @@ class StoreAdmin:
         which it cannot answer.
         """
         self._refuse_cache("forget")
-        tiers = self._tiers
-        if tiers.disk is not None:
-            tiers.disk.index.rebuild()
+        store = self.store
+        if store._disk is not None:
+            store._disk.index.rebuild()
         if not is_key(chunk_id):
-            rows = [info for info in tiers.infos() if info.context.tenant == tiers.tenant]
+            rows = [info for info in store.ls() if info.context.tenant == store.tenant]
             ids = (chunk for row in rows for chunk in (row.chunk_id, *row.antecedents))
             chunk_id = whole_id(chunk_id, ids, "chunk")
-        look = _Look(tiers, chunk_id)
+        look = _Look(store, chunk_id)
         traces = [trace for trace in look.traces() if trace.certain]
         removed = sorted({trace.name for trace in traces if trace.tier is None})
-        tiers.delete(removed)
+        store._delete(removed)
         for trace in traces:
             if trace.tier is not None:
                 trace.tier.delete_copy(trace.copy)
         look.names.update(trace.name for trace in traces)  # the header of a copy may be gone
         self.store._search.forget(look.names)
-        tiers.pins.unpin(look.names)
-        warning = None if tiers.disk is None else tiers.disk.index.erase_deleted()
+        store._pins.unpin(look.names)
+        warning = None if store._disk is None else store._disk.index.erase_deleted()
         return Forgotten(
             chunk_id=chunk_id,
             removed=tuple(removed),
@@ -482,27 +482,23 @@ class StoreAdmin:
         for name in self.names():
             try:
                 if name not in listed:
-                    self._tiers.info(name)  # another tenant's, unless it raises an error
+                    self.store._info(name)  # another tenant's, unless it raises an error
             except _REFUSALS as error:
                 yield name, str(error)
 
     # -- inside ---------------------------------------------------------------------------------
 
-    @property
-    def _tiers(self) -> Tiers:
-        return self.store._tiers
-
     def _own_info(self, key: str) -> ObjectInfo | None:
         """The description of ``key`` if it is this tenant's. Raises `ValueError` if it is not a key."""
         if not is_key(key):
             raise ValueError(f"{key!r} is no key: 64 lower-case hex digits")
-        info = self._tiers.info(key, certain=True)
+        info = self.store._info(key, certain=True)
         return None if info is None or info.context.tenant != self.store.tenant else info
 
     def _refuse_cache(self, verb: str, else_: str = "") -> None:
         """Raise `StoreError` if this is a remote's cache directory, opened without the remote."""
-        disk = self._tiers.disk
-        url = None if disk is None or self._tiers.remote else disk.caches
+        disk = self.store._disk
+        url = None if disk is None or self.store._remote else disk.caches
         if disk is not None and url is not None:
             raise StoreError(
                 f"{disk.root} is the cache of {url}: open that with this as cache= (--cache) to {verb}{else_}"
@@ -522,26 +518,26 @@ class _Trace(NamedTuple):
 class _Look:
     """A search through all places, and then another; ``names`` are those of the chunk's objects so far."""
 
-    def __init__(self, tiers: Tiers, chunk_id: str) -> None:
+    def __init__(self, store: ChunkStore, chunk_id: str) -> None:
         self.names: set[str] = set()
-        self._tiers = tiers
+        self._store = store
         self._chunk_id = chunk_id
         self._contexts: set[Context] = set()
 
     def traces(self) -> Iterator[_Trace]:
         """The places of the chunk, objects first: their names help to find the rest."""
-        tiers = self._tiers
-        for info in tiers.memory.infos():
+        store = self._store
+        for info in store._memory.infos():
             if self._is_of(info):
                 yield _Trace(f"object {info.key} in memory", info.key)
-        if tiers.remote is not None:
-            infos = list(tiers.remote.infos(afresh=True))
-            reasons = dict.fromkeys(set(tiers.remote.names()) - {info.key for info in infos}, "")
-            yield from self._below(tiers.remote, f"{tiers.remote.url} ", infos, reasons)
-        if tiers.disk is not None:
-            reasons = self._unreadable(tiers.disk)
-            yield from self._below(tiers.disk, "", tiers.disk.index.iterate(tiers.tenant), reasons)
-            for path in tiers.disk.unfinished():
+        if store._remote is not None:
+            infos = list(store._remote.infos(afresh=True))
+            reasons = dict.fromkeys(set(store._remote.names()) - {info.key for info in infos}, "")
+            yield from self._below(store._remote, f"{store._remote.url} ", infos, reasons)
+        if store._disk is not None:
+            reasons = self._unreadable(store._disk)
+            yield from self._below(store._disk, "", store._disk.index.iterate(store.tenant), reasons)
+            for path in store._disk.unfinished():
                 name = path.rpartition("/")[2]
                 if name in self.names:
                     yield _Trace(f"tmp/{path}, which is being written", name, certain=False)
@@ -577,13 +573,13 @@ class _Look:
         return reasons
 
     def _is_of(self, info: ObjectInfo) -> bool:
-        if info.context.tenant != self._tiers.tenant:
+        if info.context.tenant != self._store.tenant:
             return False
         own = info.context
         if own not in self._contexts:
             self._contexts.add(own)
             kinds = ("canonical",) if own.anchor or own.lossy else ("canonical", "encoding")
-            self.names |= {self._tiers.codec.name(object_key(kind, own, self._chunk_id)) for kind in kinds}
+            self.names |= {self._store._codec.name(object_key(kind, own, self._chunk_id)) for kind in kinds}
         is_named = self._chunk_id in (info.chunk_id, *info.antecedents)
         if not is_named and not behind_survivors(info.antecedents):  # these do not name all they absorbed
             return False
@@ -618,11 +614,11 @@ def _verified(tier: Directory | Remote, report: VerifyReport, progress: Progress
 
 def _is_same(source: ChunkStore, target: ChunkStore) -> bool:
     """True if both are the same tenant's objects in the same place."""
-    disks = [None if store._tiers.remote else store._tiers.disk for store in (source, target)]
+    disks = [None if store._remote else store._disk for store in (source, target)]
     if disks[0] is not None and disks[1] is not None:
         same_place = os.path.samefile(disks[0].root, disks[1].root)
     else:
-        same_place = source.url == target.url and (source is target or source._tiers.remote is not None)
+        same_place = source.url == target.url and (source is target or source._remote is not None)
     return same_place and source.tenant == target.tenant
 
 
@@ -633,7 +629,7 @@ def _put(target: ChunkStore, record: Record, kv: KVForm | None, losses: list[flo
     if needs_codes and context.lossy:
         raise ValueError(f"it is in {context.kv} already, and codes of codes lose twice")
     record = replace(record, context=replace(context, kv=kv) if kv and needs_codes else context)
-    if target._tiers.stored_names([target._codec.name(record.key)]):
+    if target._stored_names([target._codec.name(record.key)]):
         return "present"
     loss = None
     if needs_codes and isinstance(record, CanonicalRecord):

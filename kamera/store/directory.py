@@ -31,7 +31,7 @@ from kamera.errors import CorruptChunk, KameraError, StoreError, StoreFull, Stor
 from kamera.files import FOLDER, Folder, NotAFile, lock_path, publish_file, try_lock
 from kamera.store.crypt import Sealed
 from kamera.store.format import UNREADABLE, Codec, Source, read_bytes
-from kamera.store.index import Index, Row, Stamped
+from kamera.store.index import USES, Index, Row, Stamped
 from kamera.store.keys import PATCH_KINDS, is_key
 from kamera.store.memory import Pin, Pinned, Pins, pins_of, pins_text
 from kamera.store.records import Header, Held, ObjectInfo, Record
@@ -170,11 +170,21 @@ class Directory:
             files = [name for name in self._objects.names() if name.endswith(_SUFFIX)]
             return [name for file in files if is_key(name := file.removesuffix(_SUFFIX))]
 
-    def stamp(self, name: str) -> str | None:
-        """A text that changes whenever the object's file does; None if there is no such file."""
-        with self._translate("read"):
-            status = self._objects.status(file_of(name))
-            return None if status is None else _stamp_of(status)
+    def stamp(self, name: str, *, is_use: bool = False) -> str | None:
+        """A text that changes whenever the object's file does; None if there is none. ``is_use``: noted."""
+        try:
+            status = os.stat(file_of(name), dir_fd=self._objects.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._refusal("read", error) from error
+        if is_use:
+            with self.index.counting:
+                self.index.uses[name] = time.time()
+                is_due = len(self.index.uses) >= USES
+            if is_due:
+                self.index.write_uses()
+        return _stamp_of(status)
 
     def read(self, name: str, *, whole: bool = False) -> Held | None:
         """The object ``name``, verified to the last byte; None if there is none. ``whole``: and its bytes.

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+USES = 256
+"""Objects whose uses are counted in memory before they are written."""
 PATIENCE = 2.0
 """Seconds to wait for another writer."""
 
@@ -42,7 +44,6 @@ SCHEMA = 13
 _RETRY_SECONDS = 5.0  # after these an unusable database is tried again
 _PAGE = 1000  # rows read at a time: other threads may run between two pages
 _BATCH = 256  # rows made in one transaction
-_USES = 256  # objects whose uses are counted in memory before they are written
 _CONVERTER = cattrs.Converter(detailed_validation=False)
 _T = TypeVar("_T")
 
@@ -130,8 +131,10 @@ class Index:
         self._doubts = 0
         self._is_behind = False  # this process has changed files whose rows may be missing
         self._again = float("inf") if read_only else 0.0  # time at which the file is tried again
-        self._uses: dict[str, float] = {}
-        self._counting = threading.Lock()  # not the other one: a look-up waits for no rows
+        self.uses: dict[str, float] = {}
+        """Uses of objects that are to be written, in seconds since 1970."""
+        self.counting = threading.Lock()
+        """Guards them, and not the rows: a look-up waits for none."""
         self._lock = threading.RLock()
         self._is_closed = False
 
@@ -160,13 +163,13 @@ class Index:
             rows = [row for row in made.values() if row is not None]
             self._run(partial(self._write, rows=rows, gone=gone), agree=False)
 
-    def count_use(self, key: str) -> None:
-        """Note a use of ``key``. Uses are kept in memory and written at intervals: a crash loses a few."""
-        with self._counting:
-            self._uses[key] = time.time()
-            is_due = len(self._uses) >= _USES
-        if is_due:
-            self._write_uses()
+    def write_uses(self) -> None:
+        """Write the uses since the last time; a crash loses a few."""
+        with self.counting:
+            uses, self.uses = self.uses, {}
+        if uses and not self._read_only:
+            rows = [(when, key) for key, when in uses.items()]
+            self._run(lambda db: _change(db, "UPDATE objects SET used = ? WHERE key = ?", rows), agree=False)
 
     def note_sent(self, key: str, stamp: str) -> None:
         """Note that the remote has the file of ``stamp``."""
@@ -199,7 +202,7 @@ class Index:
         """Write all pending data, and close the database; any later use raises `StoreError`."""
         if not self._is_closed:
             with contextlib.suppress(StoreError, OSError):
-                self._write_uses()
+                self.write_uses()
                 if self._is_behind and not self._read_only:
                     self._again = 0.0
                     self._run(lambda db: None)
@@ -277,7 +280,7 @@ class Index:
 
     def rows(self, tenant: str | None = None) -> Iterator[Row]:
         """All objects of a tenant (None: of all tenants), in no order; ids stay sealed."""
-        self._write_uses()
+        self.write_uses()
         # the plus keeps SQLite on the primary key: by tenant it would sort the whole store for every page
         only = "" if tenant is None else "AND +tenant = ?"
         mine = () if tenant is None else (self._codec.seal_id(tenant),)
@@ -423,13 +426,6 @@ class Index:
         """The columns of a context as they are searched; there is none for its origin."""
         ids = {name: text for name, text in vars(context).items() if name != "origin"}
         return {name: self._codec.seal_id(text) for name, text in ids.items()}
-
-    def _write_uses(self) -> None:
-        with self._counting:
-            uses, self._uses = self._uses, {}
-        if uses and not self._read_only:
-            rows = [(when, key) for key, when in uses.items()]
-            self._run(lambda db: _change(db, "UPDATE objects SET used = ? WHERE key = ?", rows), agree=False)
 
 
 def _keys(db: Any) -> set[str]:

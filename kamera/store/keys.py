@@ -151,7 +151,7 @@ def object_key(
         return digest("kamera.conditioned.v1", *_fields(context), chunk_id, base, *antecedents)
     if kind in ("encoding", "anchor", "conditioned"):
         raise ValueError(f"no {kind} is of chunk {quote(chunk_id)} under {context}")
-    return patch_key(context, chunk_id, antecedents, kind, base)
+    return _patch_key(context, chunk_id, tuple(antecedents), kind, base)
 
 
 @lru_cache(16)

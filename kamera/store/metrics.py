@@ -45,39 +45,12 @@ _ZEROS = [  # a rate needs a zero to start from
 ]
 
 
-class Counters:
-    """What happened in a store, by metric and labels. Nothing is counted here: see `Metrics`."""
+class Metrics:
+    """Counts of what happens in stores, in a Prometheus registry (default: the global one).
 
-    def count(self, metric: str, *labels: str) -> None:
-        """Count one event."""
-
-    def time(self, metric: str, seconds: float, *labels: str) -> None:
-        """Count one event that took this long."""
-
-    def watch(self, store: ChunkStore) -> None:
-        """Report ``store``'s tiers too, as long as it is open."""
-
-    def count_miss(self, seconds: float, remote_down: bool, error: KameraError | None = None) -> None:
-        """Count a look-up that found nothing to serve, or raised ``error``."""
-        why = "remote_dead" if remote_down else "absent"
-        if error is not None:
-            refusal = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
-            why = refusal or "failed"
-            if refusal is not None:
-                self.count("kamera_store_integrity_refusals", refusal)
-        self.count("kamera_store_misses", why)
-        self.time("kamera_store_get_seconds", seconds, "miss")
-
-    def count_served(self, guarantee: str, computed: bool, new: bool = False) -> None:
-        """Count a chunk placed with this guarantee, by a forward if ``computed``; ``new``: never seen."""
-        self.count("kamera_chunks_served", guarantee, "new" if new else "forward" if computed else "copy")
-
-
-class Metrics(Counters):
-    """Counters in a Prometheus registry (default: the global one). Safe to use from several threads.
-
-    One may be given to several stores; their tiers are asked at each scrape. Raises `StoreError` without
-    ``prometheus-client`` (``kamera-kv[metrics]``), `ValueError` for a registry that has Kamera's already.
+    Safe to use from several threads. One may be given to several stores; their tiers are asked at each
+    scrape. Raises `StoreError` without ``prometheus-client`` (``kamera-kv[metrics]``), `ValueError` for a
+    registry that has Kamera's already.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -98,15 +71,33 @@ class Metrics(Counters):
         (prometheus.REGISTRY if registry is None else registry).register(collector)
 
     def count(self, metric: str, *labels: str) -> None:
+        """Count one event."""
         self._sums[metric].labels(*labels).inc()
 
     def time(self, metric: str, seconds: float, *labels: str) -> None:
+        """Count one event that took this long."""
         histogram = self._times[metric]
         (histogram.labels(*labels) if labels else histogram).observe(seconds)
 
     def watch(self, store: ChunkStore) -> None:
+        """Report ``store``'s tiers too, as long as it is open."""
         with self._lock:
             self._stores.add(store)
+
+    def count_miss(self, seconds: float, remote_down: bool, error: KameraError | None = None) -> None:
+        """Count a look-up that found nothing to serve, or raised ``error``."""
+        why = "remote_dead" if remote_down else "absent"
+        if error is not None:
+            refusal = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
+            why = refusal or "failed"
+            if refusal is not None:
+                self.count("kamera_store_integrity_refusals", refusal)
+        self.count("kamera_store_misses", why)
+        self.time("kamera_store_get_seconds", seconds, "miss")
+
+    def count_served(self, guarantee: str, computed: bool, new: bool = False) -> None:
+        """Count a chunk placed with this guarantee, by a forward if ``computed``; ``new``: never seen."""
+        self.count("kamera_chunks_served", guarantee, "new" if new else "forward" if computed else "copy")
 
     def collect(self) -> Iterator[Metric]:
         """The counters, and the state of the stores, for Prometheus."""

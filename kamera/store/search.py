@@ -32,9 +32,8 @@ from kamera.ops import digest
 from kamera.store.keys import Context, canonical_key, is_key
 
 if TYPE_CHECKING:
-    from kamera.store.format import Codec
     from kamera.store.records import CanonicalRecord
-    from kamera.store.store import Tiers
+    from kamera.store.store import ChunkStore
 
 logger = logging.getLogger(__name__)
 
@@ -291,13 +290,14 @@ class LookBack:
     What is encrypted has no file: the index is read from the objects by each process that searches.
     """
 
-    def __init__(self, tiers: Tiers, codec: Codec) -> None:
-        self._tiers = tiers
-        self._codec = codec
+    def __init__(self, store: ChunkStore) -> None:
+        self._store = store
+        self._codec = codec = store._codec
         self._indices: dict[str, _Index] = {}  # by the name of their files
         self._lock = threading.RLock()
+        self.is_asked = False  # has there been any search yet
         is_plain = codec.marker.get("sealed") != "encrypted"
-        self._root = tiers.disk.root if tiers.disk is not None and is_plain else None
+        self._root = store._disk.root if store._disk is not None and is_plain else None
 
     def ask(self, context: Context, query: Query, k: int) -> list[Hit]:
         """`ChunkStore.search`; raises `ValueError` for a ``k`` below 1, too."""
@@ -365,14 +365,14 @@ class LookBack:
 
     @property
     def _is_kept(self) -> bool:
-        return self._root is not None and self._tiers.disk is not None and not self._tiers.disk.read_only
+        return self._root is not None and self._store._disk is not None and not self._store._disk.read_only
 
     def _nearest(self, context: Context, query: np.ndarray, k: int) -> list[Hit]:
         with self._lock:
             while True:
                 index = self._update(context)
                 named_hits = index.nearest(query, k)
-                present_names = self._tiers.stored_names([name for name, _ in named_hits])
+                present_names = self._store._stored_names([name for name, _ in named_hits])
                 gone_names = [name for name, _ in named_hits if name not in present_names]
                 if not gone_names:
                     return [hit for _, hit in named_hits]
@@ -381,9 +381,10 @@ class LookBack:
     def _update(self, context: Context) -> _Index:
         """The index of a context, brought up to what is stored now."""
         file = self._file_of(context)
+        self.is_asked = True
         if file not in self._indices:
             self._indices[file] = self._load(file)
-        index, disk = self._indices[file], self._tiers.disk
+        index, disk = self._indices[file], self._store._disk
         version = () if disk is None else disk.index.version()  # before the names, which may be newer
         if version and version == index.version:
             return index
@@ -398,18 +399,18 @@ class LookBack:
 
     def _stored_names(self, context: Context) -> list[str]:
         """Names of the canonicals of a context."""
-        if self._tiers.disk is not None:
-            return self._tiers.disk.index.canonicals(context)
-        infos = self._tiers.memory.infos()
+        if self._store._disk is not None:
+            return self._store._disk.index.canonicals(context)
+        infos = self._store._memory.infos()
         return [info.key for info in infos if info.kind == "canonical" and info.context == context]
 
     def _read_header(self, name: str) -> tuple[str, np.ndarray | None]:
         """The chunk id of an object and its embedding, by its header."""
         try:
-            if self._tiers.disk is not None:
-                header = self._tiers.disk.header(name)
+            if self._store._disk is not None:
+                header = self._store._disk.header(name)
             else:
-                held = self._tiers.memory.peek(name)
+                held = self._store._memory.peek(name)
                 header = None if held is None else held.record.header()
             if header is not None:
                 return header["chunk_id"], unpack(header["embedding"])
@@ -469,7 +470,7 @@ class LookBack:
             logger.warning("%s/%s/%s is not written: %s", self._root, FOLDER, file, error)
 
     def _drop_gone(self, index: _Index) -> bool:
-        disk = self._tiers.disk
+        disk = self._store._disk
         assert disk is not None
         return index.drop([name for name in index.rows_by_name if disk.stamp(name) is None])
 

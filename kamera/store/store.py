@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -47,7 +47,7 @@ from kamera.store.keys import (
     object_key,
 )
 from kamera.store.memory import BY_AGE, Memory, MemoryStats, parse_size
-from kamera.store.metrics import Counters, Metrics
+from kamera.store.metrics import Metrics
 from kamera.store.records import (
     CanonicalRecord,
     EncodingRecord,
@@ -69,6 +69,7 @@ WORKERS = 8
 CLOSE_SECONDS = 10.0
 """Seconds that `ChunkStore.close` waits for objects that the remote does not have yet."""
 
+_PARTS = ("_memory", "_disk", "_remote", "_uploads", "_pins", "_search")  # of an open store
 _R = TypeVar("_R", CanonicalRecord, PatchRecord, EncodingRecord)
 
 
@@ -97,7 +98,7 @@ class FlushReport:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """This tenant's objects in a store's ``directory`` (else in memory), and counters of the tiers."""
+    """This tenant's objects in a store's ``directory`` (else in memory), and counters of its tiers."""
 
     url: str
     canonicals: int
@@ -114,389 +115,6 @@ class StoreStats:
     def objects(self) -> int:
         """Number of objects of all kinds."""
         return self.canonicals + self.patches + self.encodings + self.anchors + self.conditioned
-
-
-class Tiers:
-    """Objects of one tenant by name, in one to three tiers. Safe to use from several threads.
-
-    ``get`` looks in memory, the directory, the remote; what it finds is kept in the tiers before. What is put
-    is stored when that returns: in the directory, and the remote gets it in the background; without a
-    directory in the remote, or in memory until it can be sent; without both in memory. Raises as the tiers
-    do, except for the remote: while it is down, slow or refusing, look-ups miss and puts wait (`flush`).
-    """
-
-    def __init__(
-        self,
-        codec: Codec,
-        tenant: str,
-        memory_limit: int,
-        disk: Directory | None = None,
-        remote: Remote | None = None,
-    ) -> None:
-        self.disk = disk
-        self.remote = remote
-        self.codec = codec
-        self.tenant = tenant
-        self._turns: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
-        self._turning = threading.Lock()
-        self._uploads = Uploads(self._send)
-        self._dropped: dict[str, None] = {}
-        self._ahead: dict[str, Record | None] = {}  # being read ahead; records that no tier here has kept
-        # with a directory, memory may evict a pending object: it is read again
-        self.memory = Memory(memory_limit, self._uploads if disk is None else ())
-        self.pins = (remote or disk or self.memory).pins
-        """With a remote its own, which all its clients honour."""
-        if disk is not None and remote is not None:
-            disk.evict_over_limit()
-            mine = codec.seal_id(tenant)
-            unsent = [r for r in disk.index.rows() if r.tenant == mine and r.sent != r.stamp]
-            for row in sorted(unsent, key=BY_AGE):  # put by a killed process, or offline
-                self._uploads.add(row.key)
-
-    @property
-    def tiers_below_memory(self) -> list[Directory | Remote]:
-        """Those below memory, the nearest first."""
-        return [tier for tier in (self.disk, self.remote) if tier is not None]
-
-    def get(self, name: str) -> Record | None:
-        """The object ``name`` from the nearest tier that has it."""
-        damage = None
-        try:
-            record = self._local(name)
-        except CorruptChunk as error:  # set aside by now; the remote may have a good one
-            record, damage = None, error
-        if record is None and self.remote is not None:
-            with self._alone([name]):
-                record = self._fetch(name, self.remote)
-        if record is None and damage is not None:
-            raise damage
-        return record
-
-    @contextlib.contextmanager
-    def read_ahead(self, infos: Sequence[ObjectInfo]) -> Iterator[None]:
-        """See `ChunkStore.read_ahead`."""
-        room, names = self.memory.limit // 2, list[str]()
-        for info in infos if self.remote is not None else ():
-            room -= info.bytes
-            if room < 0:
-                break
-            if not self._has_here(info.key) and self.memory.peek(info.key) is None:
-                names.append(info.key)
-        remote = self.remote
-        if not names or remote is None:
-            yield
-            return
-
-        def read(name: str) -> None:
-            # an error is raised by the read that needs the object
-            with contextlib.suppress(KameraError, OSError), self._alone([name]):
-                if name in self._ahead:  # else that read came first
-                    self._fetch(name, remote, is_ahead=True)
-
-        self._ahead.update(dict.fromkeys(names))
-        pool = ThreadPoolExecutor(min(WORKERS, len(names)), thread_name_prefix="kamera-reads")
-        try:
-            for name in names:
-                pool.submit(read, name)
-            yield
-        finally:
-            pool.shutdown(cancel_futures=True)
-            for name in names:
-                self._ahead.pop(name, None)
-
-    def put_many(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
-        """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
-
-        The names differ, and the orders come by their rank.
-        """
-        results: dict[str, Record | Exception | None] = {}
-        batch: list[PutOrder] = []
-        for order in orders:
-            try:
-                if not order.replace and self._is_kept(order.name):
-                    results[order.name] = None
-                else:
-                    batch.append(order._replace(record=detach(order.record)))
-            except KameraError as error:
-                results[order.name] = error
-        with self._alone([order.name for order in batch]):
-            if self.disk is None:
-                self._put_without_disk(batch, results)
-            else:
-                self._put_on_disk(self.disk, batch, results)
-        return [results[order.name] for order in orders]
-
-    def stored_names(self, names: Sequence[str]) -> set[str]:
-        """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
-        hits = {name for name in names if self._has_here(name)}
-        misses = [name for name in names if name not in hits]
-        try:
-            return hits | self.remote.names_with_blob(misses) if self.remote is not None else hits
-        except RemoteUnavailable:
-            return hits
-
-    def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
-        """The info of the object ``name``. ``certain``: raise `RemoteUnavailable` rather than guess."""
-        info = self._info_here(name)
-        if info is not None or self.remote is None:
-            return info
-        try:
-            return self.remote.info(name)
-        except RemoteUnavailable:
-            if certain:
-                raise
-            return None
-
-    def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
-        """The infos of these objects; the remote is asked once. Raises `RemoteUnavailable`."""
-        infos = {name: self._info_here(name) for name in names}
-        misses = [name for name, info in infos.items() if info is None]
-        if self.remote is not None:
-            infos.update(zip(misses, self.remote.infos_of(misses), strict=True))
-        return [infos[name] for name in names]
-
-    def infos(
-        self,
-        kind: str | None = None,
-        chunk_id: str | None = None,
-        context: Context | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-        here: bool = False,
-    ) -> list[ObjectInfo]:
-        """`ChunkStore.ls`; while the remote is down, only of what is here."""
-        check_kind(kind)
-        remote = None if here else self.remote
-        if self.disk is not None and remote is None:
-            return list(self.disk.index.iterate(self.tenant, kind, chunk_id, context, limit, offset))
-        near = self.memory.infos(chunk_id) if self.disk is None else self.disk.index.iterate(self.tenant)
-        infos = {info.key: info for info in near}
-        try:
-            for info in [] if remote is None else remote.infos():
-                infos.setdefault(info.key, info)
-        except RemoteUnavailable as error:
-            logger.debug("only what is here is listed: %s", error)
-        listed = [i for i in sorted(infos.values(), key=BY_AGE) if selects(i, kind, chunk_id, context)]
-        return listed[offset:][:limit]
-
-    def rows(self, *, every_tenant: bool = False) -> list[Row]:
-        """The rows of the objects: of the remote if there is one, else of the directory, or of memory."""
-        if self.remote is None and self.disk is not None:
-            return list(self.disk.index.rows(None if every_tenant else self.tenant))
-        infos = self.memory.infos() if self.remote is None else self.remote.infos()
-        return [Row.of(info, self.codec) for info in infos]
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
-        with self._alone(names):
-            if self.remote is not None and names:
-                self.remote.delete(names)
-            for name in names:
-                self._uploads.discard(name)
-                if self.disk is not None:
-                    self.disk.delete(name)
-                self.memory.drop(name)
-
-    def remove_unpinned(self, rows: Sequence[Row]) -> list[bool]:
-        """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
-        with self.pins.alone():  # pinning waits, so that an acknowledged pin is seen here
-            pinned = self.pins.names_to_keep()
-            if self.remote is not None:
-                self.delete([row.key for row in rows if row.key not in pinned])
-                return [row.key not in pinned for row in rows]
-            assert self.disk is not None
-            outcomes = [row.key not in pinned and self.disk.delete(row.key, row.stamp) for row in rows]
-        for row in rows:
-            self.memory.drop(row.key)  # it is read again if it stayed
-        return outcomes
-
-    def stats(self, url: str) -> StoreStats:
-        """Counts and bytes, and the counters of memory and remote."""
-        if self.disk is None:
-            sizes = {kind: [i.bytes for i in self.memory.infos() if i.kind == kind] for kind in KINDS}
-            kinds = {kind: (len(sizes[kind]), sum(sizes[kind])) for kind in KINDS}
-        else:
-            kinds = self.disk.index.kinds(self.tenant)
-        remote = self.remote
-        return StoreStats(
-            url=url,
-            canonicals=kinds["canonical"][0],
-            patches=sum(kinds[kind][0] for kind in PATCH_KINDS),
-            encodings=kinds["encoding"][0],
-            anchors=kinds["anchor"][0],
-            conditioned=kinds["conditioned"][0],
-            bytes=sum(size for _, size in kinds.values()),
-            memory=self.memory.stats(),
-            remote=None if remote is None else replace(remote.stats(), pending=len(self.pending())),
-            directory=self.disk is not None,
-        )
-
-    def pending(self) -> tuple[str, ...]:
-        """Names of the objects that still have to reach the remote."""
-        return self._uploads.names()
-
-    def flush(self, timeout: float | None) -> FlushReport:
-        """Wait until the remote has everything, at most ``timeout`` seconds (None: for ever)."""
-        return FlushReport(self._uploads.flush(timeout), tuple(self._dropped))
-
-    def close(self) -> None:
-        """Send the pending objects, unless the remote is down, and release all tiers."""
-        unsaved = self._uploads.flush(CLOSE_SECONDS, patient=False)
-        self._uploads.close()
-        if unsaved and self.disk is None:
-            logger.error("closed with %d objects that never reached the remote: they are lost", len(unsaved))
-        elif unsaved:
-            logger.warning("%d objects will be uploaded when the store is next opened", len(unsaved))
-        self.memory.clear()
-        for tier in self.tiers_below_memory:
-            tier.close()
-
-    @contextlib.contextmanager
-    def _alone(self, names: Iterable[str]) -> Iterator[None]:
-        """Inside, no other thread brings or removes these objects."""
-        with self._turning:  # each has a lock while one waits for it or holds it
-            turns = [self._turns.setdefault(name, threading.RLock()) for name in sorted(set(names))]
-        with contextlib.ExitStack() as stack:
-            for turn in turns:
-                stack.enter_context(turn)
-            yield
-
-    def _local(self, name: str) -> Record | None:
-        if self.disk is None:
-            return self.memory.get(name)
-        # asking the file each time costs microseconds, and shows the changes of other processes at once
-        stamp = self.disk.stamp(name)
-        record = self.memory.get(name, stamp)
-        if stamp is not None:
-            self.disk.index.count_use(name)
-        if record is not None or stamp is None:
-            return record
-        found = self.disk.read(name)
-        if found is None:
-            return None
-        self.memory.put(found)
-        return found.record
-
-    def _is_kept(self, name: str) -> bool:
-        # the remote is not asked: an object that it lists may still turn out damaged
-        return self.memory.peek(name) is not None if self.disk is None else self.disk.is_intact(name)
-
-    def _has_here(self, name: str) -> bool:
-        """True if the object is in the directory, or without one in memory."""
-        if self.disk is None:
-            return self.memory.peek(name) is not None
-        return self.disk.stamp(name) is not None
-
-    def _info_here(self, name: str) -> ObjectInfo | None:
-        stamp = None if self.disk is None else self.disk.stamp(name)  # a header is read only once
-        if self.disk is not None and stamp is None:
-            return None
-        held = self.memory.peek(name, stamp)
-        return held.info if held is not None else None if self.disk is None else self.disk.info(name)
-
-    def _fetch(self, name: str, remote: Remote, *, is_ahead: bool = False) -> Record | None:
-        if self._has_here(name):  # fetched while this call waited
-            return self._local(name)
-        ahead = None if is_ahead else self._ahead.pop(name, None)
-        if ahead is not None:
-            return ahead
-        try:
-            found = remote.read(name)
-        except RemoteUnavailable:
-            return None
-        if found is None:
-            return None
-        record = found.record
-        if self.disk is None:
-            if not self.memory.put(found) and is_ahead:
-                self._ahead[name] = record
-            return record
-        [result] = self.disk.put_many([PutOrder(name, record, False, file=(found.info, found.data))])
-        if isinstance(result, Exception):  # such as no room: the object is served all the same
-            logger.warning("%s is not cached: %s", name, result)
-            if is_ahead:
-                self._ahead[name] = record
-        elif result is not None:  # else an intact one stays there
-            self.disk.index.note_sent(name, result[1])
-            self.disk.evict_over_limit()
-            self.memory.put(Held(record, *result))
-        return record
-
-    def _put_on_disk(
-        self, disk: Directory, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
-    ) -> None:
-        batch = [order for order in orders if not order.is_refused(results)]
-        outcomes: list[Stamped | Exception | None] = disk.put_many(batch) if batch else []
-        for order, result in zip(batch, outcomes, strict=True):
-            if result is None or isinstance(result, Exception):
-                results[order.name] = result
-                continue
-            results[order.name] = order.record
-            self.memory.put(Held(order.record, *result))
-            if self.remote is not None:
-                self._uploads.add(order.name)
-
-    def _put_without_disk(
-        self, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
-    ) -> None:
-        """Put to the remote, several of a rank at once; without a remote, into memory."""
-        for _, wave in itertools.groupby(orders, key=lambda order: order.rank):
-            batch = [order for order in wave if not order.is_refused(results)]
-            if self.remote is None or len(batch) < 2:
-                wave_results = [self._put_away(order) for order in batch]
-            else:  # round trips overlap
-                with ThreadPoolExecutor(min(WORKERS, len(batch)), thread_name_prefix="kamera-puts") as pool:
-                    wave_results = list(pool.map(self._put_away, batch))
-            results.update(zip((order.name for order in batch), wave_results, strict=True))
-
-    def _put_away(self, order: PutOrder) -> Record | Exception | None:
-        """Put to the remote, or into memory until it can be sent."""
-        name, record = order.name, order.record
-        created, held = round(time.time(), 3), self.memory.peek(name)
-        try:
-            info = self.codec.describe(record, created, record.nbytes)
-            if held is not None and outranks(held.info.formed, info.formed):
-                return None
-            if self.remote is None:
-                self.memory.put(Held(record, info))
-                return record
-            data = self.codec.encode(record, created)
-            info = replace(info, bytes=len(data))
-            self._dropped.pop(name, None)
-            if not self.remote.put(info, data):
-                return None
-        except RemoteUnavailable as error:
-            self._uploads.add(name)  # before it is in memory, so that it is held from the start
-            if not self.memory.put(Held(record, info)):
-                self._uploads.discard(name)
-                self._dropped[name] = None
-                logger.error("%s is not kept, memory is full of what waits for the remote (%s)", name, error)
-        except (KameraError, ValueError) as error:
-            return error
-        else:
-            self._uploads.discard(name)
-            self.memory.put(Held(record, info))
-        return record
-
-    def _send(self, name: str) -> None:
-        """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""
-        assert self.remote is not None
-        with self._alone([name]):
-            if self.disk is None:
-                held = self.memory.peek(name)
-                if held is not None:
-                    data = self.codec.encode(held.record, held.info.created)
-                    if not self.remote.put(held.info, data):
-                        self.memory.drop(name)
-                return
-            found = self.disk.read(name, whole=True)  # verified, so that no damage travels
-            if found is None:
-                return
-            if not self.remote.put(found.info, found.data):
-                self.disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
-                return
-            self.disk.index.note_sent(name, found.stamp)
-        self.disk.evict_over_limit()
 
 
 class ChunkStore:
@@ -517,20 +135,42 @@ class ChunkStore:
     def __init__(
         self,
         url: str,
-        tiers: Tiers,
+        codec: Codec,
+        tenant: str,
+        memory_limit: int,
+        disk: Directory | None = None,
+        remote: Remote | None = None,
         kv: KVForm = "as-is",
-        metrics: Counters | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.url = url
         self.kv = kv
-        self.tenant = tiers.tenant
-        self.metrics = Counters() if metrics is None else metrics
+        self.tenant = tenant
+        self.metrics = metrics
         self.awaited: dict[int, Callable[[], None]] = {}  # what still puts objects, by owner: see `close`
-        self._codec = tiers.codec
-        self._tiers = tiers
-        self._limit = tiers.memory.limit
-        self._search = LookBack(tiers, tiers.codec)
-        self.metrics.watch(self)
+        self._codec = codec
+        self._name: Callable[[str], str] = str if type(codec) is Codec else codec.name  # of a key
+        self._disk = disk
+        self._remote = remote
+        self._limit = memory_limit
+        self._turns: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
+        self._turning = threading.Lock()
+        self._uploads = Uploads(self._send)
+        self._dropped: dict[str, None] = {}
+        self._ahead: dict[str, Record | None] = {}  # being read ahead; records that no tier here has kept
+        # with a directory, memory may evict a pending object: it is read again
+        self._memory = Memory(memory_limit, self._uploads if disk is None else ())
+        # all tenants' in a directory; with a remote its own, which all its clients honour
+        self._pins = (remote or disk or self._memory).pins
+        self._search = LookBack(self)
+        if disk is not None and remote is not None:
+            disk.evict_over_limit()
+            mine = codec.seal_id(tenant)
+            unsent = [r for r in disk.index.rows() if r.tenant == mine and r.sent != r.stamp]
+            for row in sorted(unsent, key=BY_AGE):  # put by a killed process, or offline
+                self._uploads.add(row.key)
+        if metrics is not None:
+            metrics.watch(self)
         forks.call_in_child(self, _in_child)
 
     @classmethod
@@ -590,7 +230,7 @@ class ChunkStore:
         elif remote is None and url != "memory://":
             disk = Directory(_path_of(url), codec, read_only=read_only, limit=limit)
         where = remote.url if remote is not None else "memory://" if disk is None else str(_path_of(url))
-        return cls(where, Tiers(codec, tenant, most, disk, remote), kv, metrics)
+        return cls(where, codec, tenant, most, disk, remote, kv, metrics)
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
@@ -644,7 +284,8 @@ class ChunkStore:
         """
         start = time.perf_counter()
         puts = self._put_many(records)
-        self.metrics.time("kamera_store_put_seconds", time.perf_counter() - start)
+        if self.metrics is not None:
+            self.metrics.time("kamera_store_put_seconds", time.perf_counter() - start)
         return puts
 
     def has(
@@ -657,8 +298,9 @@ class ChunkStore:
     ) -> bool:
         """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
         key = self._object_name(context, chunk_id, antecedents, kind, base)
-        is_present = bool(self._tiers.stored_names([key]))
-        self._count_look(is_present)
+        is_present = self._has_here(key) or bool(self._remote is not None and self._stored_names([key]))
+        if self.metrics is not None:
+            self._count_look(self.metrics, is_present)
         return is_present
 
     def info(
@@ -674,8 +316,9 @@ class ChunkStore:
         The object is of ``kind`` (`keys.KINDS`); by default the canonical, with ``antecedents`` the patch.
         """
         key = self._object_name(context, chunk_id, antecedents, kind, base)
-        info = self._tiers.info(key)
-        self._count_look(info is not None)
+        info = self._info(key)
+        if self.metrics is not None:
+            self._count_look(self.metrics, info is not None)
         return info
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
@@ -698,32 +341,72 @@ class ChunkStore:
         """This tenant's objects, oldest first; ``kind`` is one of `keys.KINDS`, or None for all.
 
         ``chunk_id`` and ``context`` select those of one chunk and of one context; at most ``limit`` are
-        listed, after the first ``offset``. ``here``: a remote is not asked.
+        listed, after the first ``offset``. ``here``, and while it is down: the remote is not asked.
         """
         if context is not None:
             self._check(context)
-        return self._tiers.infos(kind, chunk_id, context, limit, offset, here)
+        check_kind(kind)
+        remote = None if here else self._remote
+        if self._disk is not None and remote is None:
+            return list(self._disk.index.iterate(self.tenant, kind, chunk_id, context, limit, offset))
+        near = self._memory.infos(chunk_id) if self._disk is None else self._disk.index.iterate(self.tenant)
+        infos = {info.key: info for info in near}
+        try:
+            for info in [] if remote is None else remote.infos():
+                infos.setdefault(info.key, info)
+        except RemoteUnavailable as error:
+            logger.debug("only what is here is listed: %s", error)
+        listed = [i for i in sorted(infos.values(), key=BY_AGE) if selects(i, kind, chunk_id, context)]
+        return listed[offset:][:limit]
 
     @property
     def has_remote(self) -> bool:
         """True if objects may be on another machine (`read_ahead`); a closed store has none."""
-        return not isinstance(self._tiers, forks.Gone) and self._tiers.remote is not None
+        return not isinstance(self._remote, forks.Gone) and self._remote is not None
 
-    def read_ahead(self, infos: Sequence[ObjectInfo]) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def read_ahead(self, infos: Sequence[ObjectInfo]) -> Iterator[None]:
         """Context in which objects come from the remote, several at once, while the caller goes on.
 
         As many of them come, in order, as half of the memory limit holds. Objects of a directory stay there:
         reading them ahead saves no time. Nothing is raised here: reading a damaged or missing object raises
         as always. A read waits for an object that is on its way.
         """
-        return self._tiers.read_ahead(infos)
+        room, names = self._memory.limit // 2, list[str]()
+        for info in infos if self._remote is not None else ():
+            room -= info.bytes
+            if room < 0:
+                break
+            if not self._has_here(info.key) and self._memory.peek(info.key) is None:
+                names.append(info.key)
+        remote = self._remote
+        if not names or remote is None:
+            yield
+            return
+
+        def read(name: str) -> None:
+            # an error is raised by the read that needs the object
+            with contextlib.suppress(KameraError, OSError), self._alone([name]):
+                if name in self._ahead:  # else that read came first
+                    self._fetch(name, remote, is_ahead=True)
+
+        self._ahead.update(dict.fromkeys(names))
+        pool = ThreadPoolExecutor(min(WORKERS, len(names)), thread_name_prefix="kamera-reads")
+        try:
+            for name in names:
+                pool.submit(read, name)
+            yield
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for name in names:
+                self._ahead.pop(name, None)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until the remote has all that was put, at most ``timeout`` seconds; report those it lacks.
 
         A store without a remote has nothing to wait for. `close` does this too, for a few seconds.
         """
-        return self._tiers.flush(timeout)
+        return FlushReport(self._uploads.flush(timeout), tuple(self._dropped))
 
     def search(self, query: Query, k: int = 5, *, context: Context) -> list[Hit]:
         """The ``k`` stored chunks under ``context`` whose pictures look most like ``query``, best first.
@@ -745,15 +428,23 @@ class ChunkStore:
 
         What is ``awaited`` is called first: windows still have chunks to archive.
         """
-        if isinstance(self._tiers, forks.Gone):
+        if isinstance(self._memory, forks.Gone):
             return
         for flush in list(self.awaited.values()):
             flush()
         self._search.close()
-        self._tiers.close()
+        unsaved = self._uploads.flush(CLOSE_SECONDS, patient=False)
+        self._uploads.close()
+        if unsaved and self._disk is None:
+            logger.error("closed with %d objects that never reached the remote: they are lost", len(unsaved))
+        elif unsaved:
+            logger.warning("%d objects will be uploaded when the store is next opened", len(unsaved))
+        self._memory.clear()
+        for tier in self._below_memory:
+            tier.close()
         refusal = StoreClosed(f"the store {self.url!r} is closed: open it again with ChunkStore.open")
-        gone: Any = forks.Gone(refusal)
-        self._tiers = self._search = gone
+        for part in _PARTS:
+            setattr(self, part, forks.Gone(refusal))
 
     def __enter__(self) -> ChunkStore:
         return self
@@ -771,9 +462,6 @@ class ChunkStore:
         kv = "" if self.kv == "as-is" else f", kv={self.kv!r}"
         return f"ChunkStore({self.url!r}, memory_limit={self._limit}{tenant}{kv})"
 
-    def _stats(self) -> StoreStats:
-        return self._tiers.stats(self.url)
-
     def _check(self, context: Context) -> None:
         if context.tenant != self.tenant:
             raise IncompatibleChunk(
@@ -786,27 +474,29 @@ class ChunkStore:
         assert record is None or isinstance(record, cls)
         return record
 
-    def _look_up(self, key: str) -> Record | None:
+    def _look_up(self, name: str) -> Record | None:
+        """The object ``name`` from the nearest tier that has it, counted."""
+        if self.metrics is None:
+            return self._find(name)
         start = time.perf_counter()
         try:
-            record = self._tiers.get(key)
+            record = self._find(name)
         except KameraError as error:
             self.metrics.count_miss(time.perf_counter() - start, False, error)
             raise
         if record is None:
             self.metrics.count_miss(time.perf_counter() - start, self._remote_is_down())
-            return None
-        self.metrics.count("kamera_store_hits", record.kind)
-        self.metrics.time("kamera_store_get_seconds", time.perf_counter() - start, "hit")
+        else:
+            self.metrics.count("kamera_store_hits", record.kind)
+            self.metrics.time("kamera_store_get_seconds", time.perf_counter() - start, "hit")
         return record
 
-    def _count_look(self, is_present: bool) -> None:
+    def _count_look(self, metrics: Metrics, is_present: bool) -> None:
         answer = "there" if is_present else "remote_dead" if self._remote_is_down() else "absent"
-        self.metrics.count("kamera_store_asked", answer)
+        metrics.count("kamera_store_asked", answer)
 
     def _remote_is_down(self) -> bool:
-        remote = self._tiers.remote
-        return remote is not None and remote.stats().reads != "closed"
+        return self._remote is not None and self._remote.stats().reads != "closed"
 
     def _put_many(self, records: Sequence[Record], *, replace: bool = True) -> list[Put]:
         puts: dict[int, Put] = {}
@@ -815,18 +505,18 @@ class ChunkStore:
             try:
                 self._check(record.context)
                 home = home_of(record.kind, record.context, record.chunk_id, base_of(record))
-                name, needs = (key and self._codec.name(key) for key in (record.key, home))
+                name, needs = (key and self._name(key) for key in (record.key, home))
                 orders[i] = PutOrder(name, record, replace and record.kind in PATCH_KINDS, needs)
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
         for turn in _batches(orders):
-            results = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
+            results = dict(zip(turn, self._put_orders([orders[i] for i in turn]), strict=True))
             for i, result in results.items():
                 refusal = result if isinstance(result, Exception) else None
                 is_stored = result is not None and refusal is None
                 puts[i] = Put(orders[i].name, refusal, is_stored)
                 record = orders[i].record
-                if is_stored and isinstance(record, CanonicalRecord):
+                if is_stored and self._search.is_asked and isinstance(record, CanonicalRecord):
                     self._search.add(orders[i].name, record)
         return [puts[i] for i in range(len(records))]
 
@@ -842,9 +532,281 @@ class ChunkStore:
 
         By default that is the canonical, or with ``antecedents`` (even empty) the patch.
         """
-        self._check(context)
+        if context.tenant != self.tenant:
+            self._check(context)
         kind = kind or ("canonical" if antecedents is None else "exact")
-        return self._codec.name(object_key(kind, context, chunk_id, antecedents or (), base))
+        return self._name(object_key(kind, context, chunk_id, antecedents or (), base))
+
+    # -- objects by name, in one to three tiers ------------------------------------------------
+
+    @property
+    def _below_memory(self) -> list[Directory | Remote]:
+        """Those below memory, the nearest first."""
+        return [tier for tier in (self._disk, self._remote) if tier is not None]
+
+    def _find(self, name: str) -> Record | None:
+        """The object ``name`` from the nearest tier that has it."""
+        if self._disk is None and self._remote is None:
+            return self._memory.get(name)
+        damage = None
+        try:
+            record = self._local(name)
+        except CorruptChunk as error:  # set aside by now; the remote may have a good one
+            record, damage = None, error
+        if record is None and self._remote is not None:
+            with self._alone([name]):
+                record = self._fetch(name, self._remote)
+        if record is None and damage is not None:
+            raise damage
+        return record
+
+    def _put_orders(self, orders: Sequence[PutOrder]) -> list[Record | Exception | None]:
+        """Store a copy of each record, and return it; None if a stored one is kept, an error that is its own.
+
+        The names differ, and the orders come by their rank.
+        """
+        results: dict[str, Record | Exception | None] = {}
+        batch: list[PutOrder] = []
+        for order in orders:
+            try:
+                if not order.replace and self._is_kept(order.name):
+                    results[order.name] = None
+                else:
+                    batch.append(order._replace(record=detach(order.record)))
+            except KameraError as error:
+                results[order.name] = error
+        with self._alone([order.name for order in batch]):
+            if self._disk is None:
+                self._put_without_disk(batch, results)
+            else:
+                self._put_on_disk(self._disk, batch, results)
+        return [results[order.name] for order in orders]
+
+    def _stored_names(self, names: Sequence[str]) -> set[str]:
+        """Those of ``names`` that `get` would find, unread; the remote is asked once, for all not here."""
+        hits = {name for name in names if self._has_here(name)}
+        misses = [name for name in names if name not in hits]
+        try:
+            return hits | self._remote.names_with_blob(misses) if self._remote is not None else hits
+        except RemoteUnavailable:
+            return hits
+
+    def _info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
+        """The info of the object ``name``. ``certain``: raise `RemoteUnavailable` rather than guess."""
+        info = self._info_here(name)
+        if info is not None or self._remote is None:
+            return info
+        try:
+            return self._remote.info(name)
+        except RemoteUnavailable:
+            if certain:
+                raise
+            return None
+
+    def _infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """The infos of these objects; the remote is asked once. Raises `RemoteUnavailable`."""
+        infos = {name: self._info_here(name) for name in names}
+        misses = [name for name, info in infos.items() if info is None]
+        if self._remote is not None:
+            infos.update(zip(misses, self._remote.infos_of(misses), strict=True))
+        return [infos[name] for name in names]
+
+    def _rows(self, *, every_tenant: bool = False) -> list[Row]:
+        """The rows of the objects: of the remote if there is one, else of the directory, or of memory."""
+        if self._remote is None and self._disk is not None:
+            return list(self._disk.index.rows(None if every_tenant else self.tenant))
+        infos = self._memory.infos() if self._remote is None else self._remote.infos()
+        return [Row.of(info, self._codec) for info in infos]
+
+    def _delete(self, names: Sequence[str]) -> None:
+        """Remove objects from every tier; raises `RemoteUnavailable`, and then removes none."""
+        with self._alone(names):
+            if self._remote is not None and names:
+                self._remote.delete(names)
+            for name in names:
+                self._uploads.discard(name)
+                if self._disk is not None:
+                    self._disk.delete(name)
+                self._memory.drop(name)
+
+    def _remove_unpinned(self, rows: Sequence[Row]) -> list[bool]:
+        """Remove objects that are neither pinned (by any client) nor replaced by now; return which."""
+        with self._pins.alone():  # pinning waits, so that an acknowledged pin is seen here
+            pinned = self._pins.names_to_keep()
+            if self._remote is not None:
+                self._delete([row.key for row in rows if row.key not in pinned])
+                return [row.key not in pinned for row in rows]
+            assert self._disk is not None
+            outcomes = [row.key not in pinned and self._disk.delete(row.key, row.stamp) for row in rows]
+        for row in rows:
+            self._memory.drop(row.key)  # it is read again if it stayed
+        return outcomes
+
+    def _stats(self) -> StoreStats:
+        """Counts and bytes, and the counters of memory and remote."""
+        if self._disk is None:
+            sizes = {kind: [i.bytes for i in self._memory.infos() if i.kind == kind] for kind in KINDS}
+            kinds = {kind: (len(sizes[kind]), sum(sizes[kind])) for kind in KINDS}
+        else:
+            kinds = self._disk.index.kinds(self.tenant)
+        remote = self._remote
+        return StoreStats(
+            url=self.url,
+            canonicals=kinds["canonical"][0],
+            patches=sum(kinds[kind][0] for kind in PATCH_KINDS),
+            encodings=kinds["encoding"][0],
+            anchors=kinds["anchor"][0],
+            conditioned=kinds["conditioned"][0],
+            bytes=sum(size for _, size in kinds.values()),
+            memory=self._memory.stats(),
+            remote=None if remote is None else replace(remote.stats(), pending=len(self._uploads.names())),
+            directory=self._disk is not None,
+        )
+
+    @contextlib.contextmanager
+    def _alone(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, no other thread brings or removes these objects."""
+        with self._turning:  # each has a lock while one waits for it or holds it
+            turns = [self._turns.setdefault(name, threading.RLock()) for name in sorted(set(names))]
+        with contextlib.ExitStack() as stack:
+            for turn in turns:
+                stack.enter_context(turn)
+            yield
+
+    def _local(self, name: str) -> Record | None:
+        if self._disk is None:
+            return self._memory.get(name)
+        # asking the file each time costs microseconds, and shows the changes of other processes at once
+        stamp = self._disk.stamp(name, is_use=True)
+        record = self._memory.get(name, stamp)
+        if record is not None or stamp is None:
+            return record
+        found = self._disk.read(name)
+        if found is None:
+            return None
+        self._memory.put(found)
+        return found.record
+
+    def _is_kept(self, name: str) -> bool:
+        # the remote is not asked: an object that it lists may still turn out damaged
+        return self._memory.peek(name) is not None if self._disk is None else self._disk.is_intact(name)
+
+    def _has_here(self, name: str) -> bool:
+        """True if the object is in the directory, or without one in memory."""
+        if self._disk is None:
+            return self._memory.peek(name) is not None
+        return self._disk.stamp(name) is not None
+
+    def _info_here(self, name: str) -> ObjectInfo | None:
+        stamp = None if self._disk is None else self._disk.stamp(name)  # a header is read only once
+        if self._disk is not None and stamp is None:
+            return None
+        held = self._memory.peek(name, stamp)
+        return held.info if held is not None else None if self._disk is None else self._disk.info(name)
+
+    def _fetch(self, name: str, remote: Remote, *, is_ahead: bool = False) -> Record | None:
+        if self._has_here(name):  # fetched while this call waited
+            return self._local(name)
+        ahead = None if is_ahead else self._ahead.pop(name, None)
+        if ahead is not None:
+            return ahead
+        try:
+            found = remote.read(name)
+        except RemoteUnavailable:
+            return None
+        if found is None:
+            return None
+        record = found.record
+        if self._disk is None:
+            if not self._memory.put(found) and is_ahead:
+                self._ahead[name] = record
+            return record
+        [result] = self._disk.put_many([PutOrder(name, record, False, file=(found.info, found.data))])
+        if isinstance(result, Exception):  # such as no room: the object is served all the same
+            logger.warning("%s is not cached: %s", name, result)
+            if is_ahead:
+                self._ahead[name] = record
+        elif result is not None:  # else an intact one stays there
+            self._disk.index.note_sent(name, result[1])
+            self._disk.evict_over_limit()
+            self._memory.put(Held(record, *result))
+        return record
+
+    def _put_on_disk(
+        self, disk: Directory, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
+    ) -> None:
+        batch = [order for order in orders if not order.is_refused(results)]
+        outcomes: list[Stamped | Exception | None] = disk.put_many(batch) if batch else []
+        for order, result in zip(batch, outcomes, strict=True):
+            if result is None or isinstance(result, Exception):
+                results[order.name] = result
+                continue
+            results[order.name] = order.record
+            self._memory.put(Held(order.record, *result))
+            if self._remote is not None:
+                self._uploads.add(order.name)
+
+    def _put_without_disk(
+        self, orders: Sequence[PutOrder], results: dict[str, Record | Exception | None]
+    ) -> None:
+        """Put to the remote, several of a rank at once; without a remote, into memory."""
+        for _, wave in itertools.groupby(orders, key=lambda order: order.rank):
+            batch = [order for order in wave if not order.is_refused(results)]
+            if self._remote is None or len(batch) < 2:
+                wave_results = [self._put_away(order) for order in batch]
+            else:  # round trips overlap
+                with ThreadPoolExecutor(min(WORKERS, len(batch)), thread_name_prefix="kamera-puts") as pool:
+                    wave_results = list(pool.map(self._put_away, batch))
+            results.update(zip((order.name for order in batch), wave_results, strict=True))
+
+    def _put_away(self, order: PutOrder) -> Record | Exception | None:
+        """Put to the remote, or into memory until it can be sent."""
+        name, record = order.name, order.record
+        created, held = round(time.time(), 3), self._memory.peek(name)
+        try:
+            info = self._codec.describe(record, created, record.nbytes)
+            if held is not None and outranks(held.info.formed, info.formed):
+                return None
+            if self._remote is None:
+                self._memory.put(Held(record, info))
+                return record
+            data = self._codec.encode(record, created)
+            info = replace(info, bytes=len(data))
+            self._dropped.pop(name, None)
+            if not self._remote.put(info, data):
+                return None
+        except RemoteUnavailable as error:
+            self._uploads.add(name)  # before it is in memory, so that it is held from the start
+            if not self._memory.put(Held(record, info)):
+                self._uploads.discard(name)
+                self._dropped[name] = None
+                logger.error("%s is not kept, memory is full of what waits for the remote (%s)", name, error)
+        except (KameraError, ValueError) as error:
+            return error
+        else:
+            self._uploads.discard(name)
+            self._memory.put(Held(record, info))
+        return record
+
+    def _send(self, name: str) -> None:
+        """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""
+        assert self._remote is not None
+        with self._alone([name]):
+            if self._disk is None:
+                held = self._memory.peek(name)
+                if held is not None:
+                    data = self._codec.encode(held.record, held.info.created)
+                    if not self._remote.put(held.info, data):
+                        self._memory.drop(name)
+                return
+            found = self._disk.read(name, whole=True)  # verified, so that no damage travels
+            if found is None:
+                return
+            if not self._remote.put(found.info, found.data):
+                self._disk.delete(name, found.stamp)  # the next look-up fetches the stronger one
+                return
+            self._disk.index.note_sent(name, found.stamp)
+        self._disk.evict_over_limit()
 
 
 def find_conditioned(
@@ -859,7 +821,7 @@ def find_conditioned(
 def stored_keys(store: ChunkStore, keys: Iterable[str]) -> set[str]:
     """Those of ``keys`` that a look-up would find; nothing is read, and a remote is asked once."""
     keys_by_name = {store._codec.name(key): key for key in keys}
-    return {keys_by_name[name] for name in store._tiers.stored_names(list(keys_by_name))}
+    return {keys_by_name[name] for name in store._stored_names(list(keys_by_name))}
 
 
 def signature(store: ChunkStore, text: str) -> str:
@@ -875,12 +837,12 @@ def check_store(store: object) -> None:
 
 def memory_of(store: ChunkStore) -> MemoryStats:
     """What a store holds in memory, and its look-ups there."""
-    return store._tiers.memory.stats()
+    return store._memory.stats()
 
 
 def _in_child(store: ChunkStore) -> None:
     """A child has none of the store's threads, and must not touch its connections."""
-    forks.make_unusable(store, "_tiers", "_search", "metrics")
+    forks.make_unusable(store, *_PARTS, "metrics")
 
 
 def _batches(orders: dict[int, PutOrder]) -> Iterable[list[int]]:

@@ -191,7 +191,8 @@ def audit_and_tell(executor: Executor, state: WindowState, index: int, kv: KV) -
         logger.warning("an audit could not be made: %s", error)
         return
     wrong = next((finding for finding in findings if not finding.holds), None)
-    former.store.metrics.count("kamera_audits", "right" if wrong is None else "wrong")
+    if metrics := former.store.metrics:
+        metrics.count("kamera_audits", "right" if wrong is None else "wrong")
     if wrong is not None:
         logger.error("%s", wrong)
 

@@ -477,7 +477,8 @@ class _PlanRun:
         self.former.catalogue.note_miss(encoded.chunk_id)
         self.former.catalogue.prefilled.add((encoded.chunk_id, seat.source.antecedents))
         self.fronts[seat.number] = step.before
-        self.former.store.metrics.count_served(seat.guarantee, computed=True, new=step.new)
+        if metrics := self.former.store.metrics:
+            metrics.count_served(seat.guarantee, computed=True, new=step.new)
 
     def _place(self, step: Place) -> None:
         seat = step.seat
@@ -497,7 +498,8 @@ class _PlanRun:
         else:
             canonical = self.former.canonical(encoded, leading=is_leading)
         self.put(seat, encoded, replace(canonical, patch=patch))
-        self.former.store.metrics.count_served(seat.guarantee, computed=False)
+        if metrics := self.former.store.metrics:
+            metrics.count_served(seat.guarantee, computed=False)
 
     def _prefill(self, run: Sequence[Prefill], inquiry: Inquiry | None) -> None:
         """Prefill chunks in one forward, and answer an ``inquiry``."""

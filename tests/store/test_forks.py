@@ -109,9 +109,8 @@ def test_whatever_is_asked_while_threads_hold_locks_is_refused(
     monkeypatch.setattr(forks, "_LONGEST", 0.1)  # a fork waits for them, and not for ever
 
     def held(reached: threading.Event, go: threading.Event) -> None:
-        tiers = store._tiers
-        assert tiers.disk is not None
-        with tiers.memory._lock, tiers.disk.index._lock, forks.hold_off_forks(), tiers.disk.locked():
+        assert store._disk is not None
+        with store._memory._lock, store._disk.index._lock, forks.hold_off_forks(), store._disk.locked():
             reached.set()
             go.wait()
 

@@ -117,7 +117,7 @@ def test_a_second_tenant_that_closes_takes_no_locks_away(root: Path) -> None:
     """Two connections of one process share their locks: closing any descriptor of the file drops them."""
     with ChunkStore.open(root) as mine:
         mine.put(canonical())
-        database: Any = mine._tiers.disk.index._db  # type: ignore[union-attr]
+        database: Any = mine._disk.index._db  # type: ignore[union-attr]
         database.execute("BEGIN IMMEDIATE")
         try:
             with ChunkStore.open(root, tenant="acme") as other:
@@ -155,7 +155,7 @@ def test_a_lost_tail_of_the_log_is_noticed(root: Path, kind: str) -> None:
     options: dict[str, Any] = {} if kind == "plain" else {"tenant": "acme", "secret": SECRET}
     context = CONTEXT if kind == "plain" else ACME
     with ChunkStore.open(root, **options) as store:
-        folder = store._tiers.disk.root  # type: ignore[union-attr]
+        folder = store._disk.root  # type: ignore[union-attr]
         for number in range(10):
             store.put(canonical(f"{number:064x}", context))
         copied(folder, root.parent / "before")
@@ -198,7 +198,7 @@ def test_verify_mends_whatever_a_row_says_wrongly(root: Path, kind: str, column:
         key = store.put(patch(context=context))
         store.put(canonical(context=context))
         right = store.ls()
-        path = store._tiers.disk.root / "index.sqlite"  # type: ignore[union-attr]
+        path = store._disk.root / "index.sqlite"  # type: ignore[union-attr]
     with sqlite3.connect(path) as db:
         db.execute(f"UPDATE objects SET {column} = ? WHERE key = ?", (LIES[column], key))
     db.close()

@@ -81,7 +81,7 @@ def test_the_check_itself_can_fail(tmp_path: Path, wrong: str) -> None:
         oracle.acknowledged(0, 4)
     elif wrong == "disagreements":
         with ChunkStore.open(root) as store:
-            index: Any = store._tiers.disk.index  # type: ignore[union-attr]
+            index: Any = store._disk.index  # type: ignore[union-attr]
             info, stamp = index.get(next(row.key for row in store.ls() if row.formed))
             index.put([(replace(info, formed="another"), stamp)])  # a lie about an unchanged file
     else:

@@ -66,7 +66,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_damage_is_refused_by_name_set_aside_and_then_a_miss(lie: str, url: str) -> None:
     with ChunkStore.open(url) as store:
-        blobs, name = store._tiers.remote.blobs, OBJECTS + store.put(canonical())  # type: ignore[union-attr]
+        blobs, name = store._remote.blobs, OBJECTS + store.put(canonical())  # type: ignore[union-attr]
         blobs.put(name, LIES[lie](blobs.get(name) or b""))
     with ChunkStore.open(url) as store:
         with pytest.raises(CorruptChunk, match=r"quarantine/"):
@@ -220,7 +220,7 @@ def test_pins_at_once_do_not_undo_each_other_and_those_that_are_over_are_removed
     one, other = two
     a, b, c = (one.put(canonical(chunk * 64)) for chunk in "abc")
     StoreAdmin(one).pin([a], ttl=0.01)
-    put = one._tiers.remote.put_blob  # type: ignore[union-attr]
+    put = one._remote.put_blob  # type: ignore[union-attr]
 
     def slow(blob: str, data: bytes) -> None:  # another client comes in between
         monkeypatch.undo()
@@ -229,12 +229,12 @@ def test_pins_at_once_do_not_undo_each_other_and_those_that_are_over_are_removed
         put(blob, data)
 
     time.sleep(0.02)
-    monkeypatch.setattr(one._tiers.remote, "put_blob", slow)
+    monkeypatch.setattr(one._remote, "put_blob", slow)
     StoreAdmin(one).pin([b])
     for store in two:
         pins = StoreAdmin(store).pins
         assert ({pin.name for pin in pins.list()}, pins.cap) == ({b, c}, 2**30)
-    assert sorted(one._tiers.remote.names_in("pins/")) == sorted(f"pins/{n}" for n in (b, c, "cap"))  # type: ignore[union-attr]
+    assert sorted(one._remote.names_in("pins/")) == sorted(f"pins/{n}" for n in (b, c, "cap"))  # type: ignore[union-attr]
 
 
 def test_damaged_pins_are_an_error_and_nothing_is_collected(server: RedisServer) -> None:

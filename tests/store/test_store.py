@@ -216,7 +216,7 @@ def test_an_upload_that_comes_late_replaces_nothing_stronger(kind, tmp_path, mon
 
         with monkeypatch.context() as cut:
             for call in ("put", "info", "read"):
-                cut.setattr(mine._tiers.remote, call, down)
+                cut.setattr(mine._remote, call, down)
             mine.put(patch(formed="patched", seed=2))
             assert formed(mine) == "patched"
             theirs.put(patch(formed="exact", seed=1))
