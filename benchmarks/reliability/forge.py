@@ -11,9 +11,11 @@ import re
 from typing import Any
 
 from blake3 import blake3
+from xxhash import xxh3_128
 
 DIGEST = slice(35, 99)
 PIECE = 8 * 2**20
+HASHES: dict[bytes, Any] = {b"blake3": blake3, b"xxh3-128": xxh3_128}
 
 
 def front_of(data: bytes) -> int:
@@ -44,11 +46,12 @@ def seal(data: bytes) -> bytes:
         return data
     end = min(max(front_of(data), DIGEST.stop), len(data))
     front, rest = data[:end], data[end:]
-    hashed = blake3 if b'\\"algorithm\\":\\"blake3\\"' in front else hashlib.sha256
+    named = re.search(rb'\\"algorithm\\":\\"([a-z0-9-]+)\\"', front)
+    hashed = HASHES.get(named.group(1) if named else b"", hashlib.sha256)
     digests = ",".join(
         f'\\"{hashed(rest[start : start + PIECE]).hexdigest()}\\"' for start in range(0, len(rest), PIECE)
     )
-    told = re.compile(rb'(\\"pieces\\":\[)(\\"[0-9a-f]{64}\\",?)*(?=\])')
+    told = re.compile(rb'(\\"pieces\\":\[)(\\"[0-9a-f]{32,64}\\",?)*(?=\])')
     found = told.search(front)
     if found is not None and found.end() - found.start() == len(found.group(1)) + len(digests):
         front = front[: found.end(1)] + digests.encode() + front[found.end() :]

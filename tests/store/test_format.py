@@ -15,6 +15,7 @@ import torch
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_128
 
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin, format
@@ -85,15 +86,15 @@ def test_any_safetensors_reader_reads_the_file(tmp_path: Path) -> None:
         assert json.loads(file.metadata()["kamera"])["chunk_id"] == record.chunk_id
 
 
-@pytest.mark.few(7)
-@pytest.mark.parametrize("algorithm", ["sha256", "blake3"])
+@pytest.mark.few(9)
+@pytest.mark.parametrize("algorithm", ["sha256", "blake3", "xxh3-128"])
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000, 8 * 2**20])
 def test_the_digests_are_those_of_the_specification(
     size: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(format, "PIECE", size)
     monkeypatch.setattr(format, "HASH", algorithm)
-    hashed = hashlib.sha256 if algorithm == "sha256" else blake3
+    hashed = {"sha256": hashlib.sha256, "blake3": blake3, "xxh3-128": xxh3_128}[algorithm]
     for record in (canonical(), coded_patch()):
         data = encode(record, 7)
         if size == 8 * 2**20:
@@ -123,6 +124,7 @@ def test_an_intact_object_of_another_format_names_both(version: int) -> None:
 
 
 def test_a_hash_that_is_not_installed_is_named_and_the_object_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "HASH", "blake3")
     data = encode(canonical(), 7)
     monkeypatch.setattr(format, "find_spec", lambda name: None)
     with pytest.raises(StoreVersionError, match=r"'blake3': pip install"):
