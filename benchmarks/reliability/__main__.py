@@ -3,8 +3,11 @@
 * ``kills``: writers are killed at the n-th call to the system, or at a moment (``--size`` kills).
 * ``faults``: calls to the system fail, one at a time (``--size`` calls of each operation, 0: all of them).
 * ``fuzz``: files are damaged, half of them with digests that fit (``--size`` mutations).
+* ``writers``: processes and threads on one store (``--size`` operations of each thread).
+* ``tenants``: strangers ask for what an owner stored (``--size`` pairs).
+* ``remotes``: a server dies, hangs, is full or lies, and so does an object store (``--size`` operations).
 
-    python -m benchmarks.reliability [kills faults fuzz] [--size N] [--seed 0]
+    python -m benchmarks.reliability [kills faults fuzz writers tenants remotes] [--size N] [--seed 0]
 
 The exit code is 1 if a figure is not 0 that must be.
 """
@@ -16,10 +19,21 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import report
-from benchmarks.reliability import faults, fuzz, kills
+from benchmarks.reliability import faults, fuzz, kills, remotes, tenants, writers
 
-ATTACKS = {"kills": kills, "faults": faults, "fuzz": fuzz}
-NONE = ("torn", "lost", "disagreements", "leftovers", "stuck", "other errors", "served", "differs")
+ATTACKS = {
+    "kills": kills,
+    "faults": faults,
+    "fuzz": fuzz,
+    "writers": writers,
+    "tenants": tenants,
+    "remotes": remotes,
+}
+NONE = {
+    *("torn", "lost", "disagreements", "leftovers", "stuck", "other errors", "served", "differs", "wrong"),
+    *("deadlocks", "failed", "written twice"),
+    *("answered to strangers", "deleted by strangers", "look-ups whose steps told", "hidden from owners"),
+}
 """Figures that must be 0."""
 
 

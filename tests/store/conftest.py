@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from benchmarks.reliability.redis_server import BINARY, MISSING, VALKEY, RedisServer
 from kamera.store import ChunkStore
 from tests.servers.mooncake_server import MASTER, MooncakeServer
 from tests.servers.mooncake_server import MISSING as NO_MOONCAKE
-from tests.servers.redis_server import BINARY, MISSING, VALKEY, RedisServer
 from tests.servers.s3_server import MISSING as MOTO_MISSING
 from tests.servers.s3_server import S3Server
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reliability.redis_server import RedisServer
 from kamera.store.remote import Blobs, MooncakeBlobs, ObjectBlobs, RedisBlobs
-from tests.servers.redis_server import RedisServer
 from tests.servers.s3_server import BUCKET
 
 Opener = Callable[[str], Blobs]

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability import faults, kills, rig
+from benchmarks.reliability import faults, kills, rig, writers
 from kamera.store import ChunkStore
-from tests.reliability import writers
 
 WRONG = ("torn", "lost", "disagreements", "leftovers")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reliability import remotes as outages
 from benchmarks.reliability import rig
+from benchmarks.reliability.redis_server import BINARY, MISSING, RedisServer
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError, UnknownChunk
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.format import Codec
 from kamera.store.remote import OBJECTS, Breaker, Uploads
-from tests.reliability import remote as outages
-from tests.servers.redis_server import BINARY, MISSING, RedisServer
 from tests.servers.s3_server import S3Server
 from tests.store.builders import CONTEXT, assert_same, canonical, is_pinned, patch
 
@@ -305,13 +305,13 @@ needs_redis = pytest.mark.skipif(BINARY is None, reason=MISSING)
 
 @needs_redis
 def test_outages_serve_nothing_wrong_and_lose_no_acknowledged() -> None:
-    found = outages.run(360, seed=1)
+    found = outages.run(480, seed=1)
     assert (found["wrong"], found["lost"]) == (0, 0)
-    cases = {name: figures for name, figures in found.items() if isinstance(figures, dict)}
-    assert len(cases) == 6
+    cases = found["cases"]
+    assert len(cases) == 8
     for name, figures in cases.items():
-        assert figures["troubles"] and figures["puts"] and figures["served"], name
-    assert cases["lying"]["refused"]
+        assert figures["troubles"] and figures["puts"] and figures["answered"], name
+    assert cases["lying"]["refused"] and cases["files that lie"]["refused"]
 
 
 @needs_redis

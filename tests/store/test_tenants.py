@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.reliability import tenants
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore, Context, StoreAdmin
-from tests.reliability import tenants
 from tests.store.builders import CONTEXT, VISION, assert_same, canonical, encoding, patch
 
 SECRET, OTHER_SECRET = b"a secret of acme, 32 bytes long!", b"another secret, also long enough"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reliability.redis_server import RedisServer
 from kamera.errors import CorruptChunk, RemoteUnavailable
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote import RedisBlobs, Uploads
 from tests.killing import die, in_child
-from tests.servers.redis_server import RedisServer
 from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 QUICK = "timeout=60&retries=0&cooldown=0.05"

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from benchmarks.reliability.redis_server import BINARY, MISSING, RedisServer
 from kamera import ChunkStore, KameraWindow
 from kamera.store import StoreAdmin
 from kamera.store.remote import ObjectBlobs
 from tests.engines.compare import relative
-from tests.servers.redis_server import BINARY, MISSING, RedisServer
 from tests.window.rig import QUESTION, Prefilled, make, rig
 
 FAMILY = "qwen2_5_vl"

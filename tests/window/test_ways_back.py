@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.reliability.redis_server import BINARY, MISSING, RedisServer
 from kamera import Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content import media_items
 from kamera.edits import Directive
@@ -29,7 +30,6 @@ from kamera.window import save as window_file
 from tests.content.templates import picture
 from tests.engines.compare import relative, worst
 from tests.models import samples, talkers, tiny
-from tests.servers.redis_server import BINARY, MISSING, RedisServer
 from tests.window.rig import QUESTION, Prefilled, distance, guarantees, make, sparse, watching
 
 ROUNDING = 1e-4

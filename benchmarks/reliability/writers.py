@@ -1,4 +1,4 @@
-"""Many processes and threads on one store; ``--size`` is the number of operations of each thread.
+"""Many processes and threads on one store; ``size`` is the number of operations of each thread.
 
 First all put the same chunks at the same moment: each must be written once. Then they read, write
 and delete: objects of their own, which must be there as acknowledged, and objects of everyone, which
@@ -22,6 +22,7 @@ from benchmarks.reliability import rig
 from kamera.errors import KameraError
 from kamera.store import ChunkStore, StoreAdmin
 
+SIZE: int = 100
 PROCESSES = 8
 THREADS = 2
 OWN = 4
