@@ -10,7 +10,7 @@ import stat
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -110,14 +110,15 @@ class Folder:
         with self.reading(name) as (descriptor, status), open(descriptor, "rb", closefd=False) as file:
             return file.read(), status
 
-    def create(self, name: str, data: bytes) -> os.stat_result:
-        """Create a file that only its owner may read, and sync it."""
+    def create(self, name: str, parts: Iterable[bytes | memoryview]) -> os.stat_result:
+        """Create a file of these bytes that only its owner may read, and sync it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            for part in parts:
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
             return os.fstat(descriptor)
         finally:

@@ -1,7 +1,8 @@
 """What a store costs: its writes, its look-ups, its reads, and the code that they go through.
 
-* ``batch``: twenty objects put together, beside one by one, and beside a plain file of as many bytes that is
-  written and synced; ``syncs`` are calls of ``os.fsync``.
+* ``batch``: twenty objects put together, beside one by one; beside a plain file of as many bytes that is
+  written and synced; and beside twenty, each synced by one of four threads, or all by ``os.sync``;
+  ``syncs`` are calls of ``os.fsync`` and ``os.sync``.
 * ``lookups``: `has`, `info`, a page of `ls` and a search among ``--rows`` objects of a directory.
 * ``recall``: a chunk's KV read and verified from the page cache, and laid into a slot, beside the same from
   memory.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -47,13 +49,17 @@ NOTE = "Note {0}: the ferry to island {0} leaves at {0} and comes back with mail
 
 
 def batch(options: Any) -> Iterator[report.Row]:
-    """Twenty objects of a MiB, in three ways that take turns."""
+    """Twenty objects of a MiB, and as many bytes in plain files, in ways that take turns."""
     records = [canonical(i, 256, 64) for i in range(20)]
     data = bytes(sum(record.nbytes for record in records))
     ways: dict[str, Callable[[ChunkStore, Path], object]] = {
         "a batch": lambda store, place: store.put_many(records),
         "one by one": lambda store, place: [store.put(record) for record in records],
-        "a plain file": lambda store, place: _write_file(place, data),
+        "a plain file": lambda store, place: _write_files(place, [data]),
+        "20 plain files, four threads": lambda store, place: _write_files(place, [data[:MIB]] * 20),
+        "20 plain files, one os.sync": lambda store, place: _write_files(
+            place, [data[:MIB]] * 20, at_once=True
+        ),
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
     syncs: dict[str, int] = {}
@@ -63,12 +69,17 @@ def batch(options: Any) -> Iterator[report.Row]:
                 tempfile.TemporaryDirectory(dir=options.directory) as place,
                 ChunkStore.open(f"{place}/store") as store,
                 replacing("os.fsync", wraps=os.fsync) as synced,
+                replacing("os.sync", wraps=os.sync) as all_synced,
             ):
                 took[name].append(_seconds(partial(way, store, Path(place))))
-                syncs[name] = synced.call_count
+                syncs[name] = synced.call_count + all_synced.call_count
     for name in ways:
         times = median(a / b for a, b in zip(took[name], took["a plain file"], strict=True))
-        row = {"what": f"20 objects of 1 MiB: {name}", "syncs": syncs[name], "ms": median(took[name]) * 1e3}
+        row = {
+            "what": name if "plain" in name else f"20 objects of 1 MiB: {name}",
+            "syncs": syncs[name],
+            "ms": median(took[name]) * 1e3,
+        }
         yield {**row, "times": times, "of": "a plain file"}
 
 
@@ -208,11 +219,18 @@ WHAT = {
 }
 
 
-def _write_file(place: Path, data: bytes) -> None:
-    with open(place / "plain", "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write_files(place: Path, files: Sequence[bytes], *, at_once: bool = False) -> None:
+    def write(number: int) -> None:
+        with open(place / f"plain {number}", "wb") as file:
+            file.write(files[number])
+            file.flush()
+            if not at_once:
+                os.fsync(file.fileno())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(len(files))))
+    if at_once:
+        os.sync()
 
 
 def _seconds(work: Callable[[], object]) -> float:

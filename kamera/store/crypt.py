@@ -101,17 +101,18 @@ class Sealed(Codec):
         """Known to the holder of the secret alone."""
         return self.key_for("kamera.digest.v1", 64)
 
-    def encode(self, record: Record, created: float) -> bytes:
-        """The file, encrypted if there are keys. Raises as the plain codec."""
-        name, plain = self.name(record.key), super().encode(record, created)
+    def parts(self, record: Record, created: float) -> list[bytes | memoryview]:
+        """The bytes of the file, encrypted if there are keys. Raises as the plain codec."""
+        name, parts = self.name(record.key), super().parts(record, created)
         if not self.keys:
-            return plain
+            return parts
+        plain = b"".join(parts)
         key_id, key = next(iter(self.keys.items()))
         head = front_size(plain[: DIGEST.stop], len(plain), name)
         start = _PREAMBLE.pack(ENCRYPTED, key_id, os.urandom(SALT), head, len(plain))
         start += self._check(start, name)
         frames = Frames(key, start, name)
-        return b"".join([start, *frames.encrypted(memoryview(plain))])
+        return [start, *frames.encrypted(memoryview(plain))]
 
     def seal_id(self, text: str) -> str:
         """With keys ``text`` encrypted deterministically (AES-SIV): equal texts have equal ciphertexts."""

@@ -65,7 +65,7 @@ class PutOrder(NamedTuple):
     record: Record
     replace: bool
     needs: str = ""
-    file: tuple[ObjectInfo, bytes] | None = None
+    file: tuple[ObjectInfo, list[bytes | memoryview]] | None = None
 
     @property
     def rank(self) -> int:
@@ -480,13 +480,13 @@ class Directory:
 
         def write(order: PutOrder) -> tuple[PutOrder, Stamped, str | None] | Exception | None:
             try:
-                info, data = order.file or self._encoded(order.record)
+                info, parts = order.file or self._encoded(order.record)
                 old = self.stamp(order.name)
                 if (not order.replace or self._outranks(info)) and self.is_intact(order.name):
                     return None
-                growth = len(data) - (0 if old is None else int(old.split("-")[1]))
+                growth = info.bytes - (0 if old is None else int(old.split("-")[1]))
                 self._make_room({order.name, order.needs}, growth)
-                return order, (info, _stamp_of(aside.create(order.name, data))), old
+                return order, (info, _stamp_of(aside.create(order.name, parts))), old
             except OSError as error:
                 return self._refusal("write", error)
             except (KameraError, ValueError) as error:
@@ -505,11 +505,11 @@ class Directory:
                 results[order.name] = part
         return parts
 
-    def _encoded(self, record: Record) -> tuple[ObjectInfo, bytes]:
-        """The file of ``record`` as it is written now, and its info. Raises as `Codec.encode`."""
+    def _encoded(self, record: Record) -> tuple[ObjectInfo, list[bytes | memoryview]]:
+        """The file of ``record`` as it is written now, and its info. Raises as `Codec.parts`."""
         created = round(time.time(), 3)
-        data = self.codec.encode(record, created)
-        return self.codec.describe(record, created, len(data)), data
+        parts = self.codec.parts(record, created)
+        return self.codec.describe(record, created, sum(map(len, parts))), parts
 
     def _bring(
         self,

@@ -147,7 +147,11 @@ class Codec:
         return key
 
     def encode(self, record: Record, created: float) -> bytes:
-        """The file of ``record``, whose bytes depend on the codec and the arguments alone (``created`` in s).
+        """The file of ``record``. Raises as `parts`."""
+        return b"".join(self.parts(record, created))
+
+    def parts(self, record: Record, created: float) -> list[bytes | memoryview]:
+        """The bytes of the file of ``record``, which depend on codec and arguments alone (``created`` in s).
 
         Tensors may be on any device, strided, or share memory. Raises `ValueError` for a record that the
         format cannot hold (a dtype without a safetensors name, info that is not JSON).
@@ -156,7 +160,7 @@ class Codec:
         parts = [tensor_bytes(tensors[one]) for one in _order(tensors)]
         name = STRONG_HASH if self.mac_key else HASH
         digests = {"algorithm": name, "pieces": _piece_digests(parts, hasher_of(name))}
-        return b"".join([self._front(_header_of(record, created, digests), tensors), *parts])
+        return [self._front(_header_of(record, created, digests), tensors), *parts]
 
     def read(self, source: Source, name: str, where: str, pool: ThreadPoolExecutor | None = None) -> Held:
         """The object ``name``, every byte verified, its pieces side by side on the threads of ``pool``.

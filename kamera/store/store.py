@@ -721,7 +721,7 @@ class ChunkStore:
             if not self._memory.put(found) and is_ahead:
                 self._ahead[name] = record
             return record
-        [result] = self._disk.put_many([PutOrder(name, record, False, file=(found.info, found.data))])
+        [result] = self._disk.put_many([PutOrder(name, record, False, file=(found.info, [found.data]))])
         if isinstance(result, Exception):  # such as no room: the object is served all the same
             logger.warning("%s is not cached: %s", name, result)
             if is_ahead:
