@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from benchmarks.store.content import CONTEXT, canonical
 from kamera import ChatSession, ChunkStore, KameraWindow
 from tests.sessions.rig import seeing, speaking
 
@@ -21,11 +22,14 @@ TOP = Path(__file__).parents[1]
 MOST_BYTES = 9_000_000
 """Of a wheel: 1 MB of code, the testbed's weights (3.6 MB) and the screen reader's tower (4 MB)."""
 
-MOST_CLASSES = 560
+MOST_CLASSES = 540
 """Classes of the product. It only shrinks; the goal is 300."""
 
 MOST_FILES = {"append": 40, "slide": 35, "recall": 36, "generate": 23, "second send": 63}
 """Files of the product that an operation enters. They only shrink; the goals are 25, 15, 25, 25 and 40."""
+
+MOST_STORE_FILES = {"put_many": 11, "a hit": 4, "a hit in memory://": 3}
+"""Files that a batch of new objects and a look-up in memory enter, of a directory (goals: 5, 3 and 3)."""
 
 
 def _modules() -> dict[str, Path]:
@@ -100,6 +104,19 @@ def test_operations_enter_few_files():
     assert {name: count for name, count in counts.items() if count > MOST_FILES[name]} == {}, counts
     loose = {name: count for name, count in counts.items() if count < MOST_FILES[name] * 0.75}
     assert loose == {}, f"lower the bounds: {counts}"
+
+
+def test_the_store_enters_few_files(tmp_path):
+    directory, memory = ChunkStore.open(tmp_path / "store"), ChunkStore.open("memory://")
+    first, second = canonical(0, 4, 8), canonical(1, 4, 8)
+    for store in (directory, memory):
+        store.put(first)
+    entered = {
+        "put_many": _entered(lambda: directory.put_many([second])),
+        "a hit": _entered(lambda: directory.get_canonical(CONTEXT, first.chunk_id)),
+        "a hit in memory://": _entered(lambda: memory.get_canonical(CONTEXT, first.chunk_id)),
+    }
+    assert {name: len(files) for name, files in entered.items()} == MOST_STORE_FILES, entered
 
 
 def test_no_product_code_asks_whether_a_test_runs_it():
