@@ -6,6 +6,7 @@ envelope the one of *other* antecedents that are nearest to the present ones (ap
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -18,7 +19,7 @@ import numpy as np
 
 from kamera.ops import PatchBudget
 from kamera.patches.background import Background
-from kamera.patches.losses import Losses
+from kamera.patches.losses import STORE_ERRORS, Losses
 from kamera.store import (
     ChunkStore,
     Context,
@@ -72,11 +73,34 @@ class Catalogue:
         if here:
             yield  # the outer one's
             return
-        here.update(known={}, lies=set(), read=set())
+        here.update(known={}, lies=set(), read=set(), alone=set())
         try:
             yield
         finally:
             here.clear()
+
+    def gather(self) -> bool:
+        """Ask a remote at once for all rows looked up since the last call; False when none is left to ask.
+
+        Until then a row that is not known yet counts as absent, so whoever calls this decides once more: a
+        remote answers a hundred questions as fast as one.
+        """
+        here = self._local.__dict__
+        if not (here and self.store.has_remote):
+            return False
+        asked: dict[str, str] | None = here.get("asked")
+        here["asked"] = {}
+        if asked is None:
+            return True
+        if not asked:
+            del here["asked"]
+            return False
+        for chunk_id in dict.fromkeys(asked.values()):
+            self._await_patches(chunk_id)
+        with contextlib.suppress(*STORE_ERRORS):
+            here["known"].update(self.store.look(self.context, asked))
+        here["alone"].update(asked.keys() - here["known"].keys())  # who asks for one of them is told why
+        return True
 
     def canonical(self, chunk_id: str) -> ObjectInfo | None:
         """The row of a chunk's canonical."""
@@ -86,7 +110,7 @@ class Catalogue:
                 return self.store.info(self.context, chunk_id)
             return None
 
-        return self._look_up_once(canonical_key(self.context, chunk_id), ask)
+        return self._look_up_once(canonical_key(self.context, chunk_id), ask, chunk_id)
 
     def computed(
         self, chunk_id: str, antecedents: tuple[str, ...], guarantee: Guarantee
@@ -135,7 +159,7 @@ class Catalogue:
                 return self.store.ls("canonical", chunk_id=chunk_id, here=True)
             return ()
 
-        return self._look_up_once(_ELSEWHERE + chunk_id, ask)
+        return self._look_up_once(_ELSEWHERE + chunk_id, ask) or ()
 
     def mark_base_missing(self, chunk_id: str) -> None:
         """Mark the result of `base` as unusable: there is no base for the rest of the operation."""
@@ -173,7 +197,7 @@ class Catalogue:
 
         if self.has_refused(chunk_id, antecedents, kind, base):
             return None
-        return self._look_up_once(patch_key(self.context, chunk_id, antecedents, kind, base), ask)
+        return self._look_up_once(patch_key(self.context, chunk_id, antecedents, kind, base), ask, chunk_id)
 
     def patch_within(
         self,
@@ -238,11 +262,16 @@ class Catalogue:
         if self._queue is not None:
             self._queue.flush_named((self.context, chunk_id))
 
-    def _look_up_once(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
-        known = self._local.__dict__.get("known")
+    def _look_up_once(self, key: str, ask: Callable[[], _Answer], chunk_id: str = "") -> _Answer | None:
+        """What ``ask`` answers, in an operation once for ``key``; that of a chunk's object as in `gather`."""
+        here = self._local.__dict__
+        known = here.get("known")
         if known is None:
             return ask()
         if key not in known:
+            if chunk_id and "asked" in here and key not in here["alone"]:
+                here["asked"][key] = chunk_id
+                return None
             known[key] = ask()
         answer: _Answer = known[key]
         return answer

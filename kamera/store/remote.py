@@ -707,8 +707,22 @@ class Remote:
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """The objects of these names; None for one that is absent, foreign or cannot be read."""
-        fronts = self.heads([OBJECTS + name for name in names], FRONT)
-        return [self._own(name, front) for name, front in zip(names, fronts, strict=True)]
+        return [*map(self.look(names).get, names)]
+
+    def look(self, names: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """The objects of these names, asked for at once; None for one that is absent, or foreign.
+
+        One that cannot be read is left out: `info` of it raises.
+        """
+        found = dict[str, ObjectInfo | None]()
+        for name, front in zip(names, self.heads([OBJECTS + name for name in names], FRONT), strict=True):
+            try:
+                info = self._info(OBJECTS + name, front)
+            except UNREADABLE as error:
+                logger.warning("not listed: %s", error)  # reading it by name sets it aside
+            else:
+                found[name] = None if info is None or info.context.tenant != self._tenant else info
+        return found
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
         """The readable objects by name; a header is read again only when its blob has changed, or ``afresh``.
@@ -821,14 +835,6 @@ class Remote:
     def _listed(self) -> dict[str, str | None]:
         start, marks = len(OBJECTS), self._marks(OBJECTS)
         return {name[start:]: mark for name, mark in marks.items() if name.startswith(OBJECTS)}
-
-    def _own(self, name: str, head: BlobHead | None) -> ObjectInfo | None:
-        try:
-            info = self._info(OBJECTS + name, head)
-        except UNREADABLE as error:
-            logger.warning("not listed: %s", error)  # reading it by name reports the fault, and sets it aside
-            return None
-        return None if info is None or info.context.tenant != self._tenant else info
 
     def _info(self, blob: str, head: BlobHead | None) -> ObjectInfo | None:
         """The object in a blob whose name begins with its own, of any tenant. Raises as the codec."""

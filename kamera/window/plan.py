@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import permutations
@@ -21,7 +22,7 @@ from cattrs.strategies import configure_tagged_union
 
 from kamera.content import Encoded
 from kamera.engines import Offset, PositionLimits, Spent
-from kamera.errors import NotRelocatable, PolicyRefused, WindowFull, quote
+from kamera.errors import KameraError, NotRelocatable, PolicyRefused, WindowFull, quote
 from kamera.patches import Catalogue, Stored, by_form, possible_names, stored_patch, worth_harvesting
 from kamera.store import ObjectInfo, chunks_of
 from kamera.trust import (
@@ -442,6 +443,13 @@ def plan(request: Request, view: View) -> Plan:
 
     Raises the refusals of the operation: WindowFull, NotRelocatable, PolicyRefused.
     """
+    while view.rows.gather():
+        with suppress(KameraError):  # refused, perhaps, for want of what is being asked for
+            _plan(request, view)
+    return _plan(request, view)
+
+
+def _plan(request: Request, view: View) -> Plan:
     planner, seats = Planner(request, view), view.seats
     match request:
         case Append(content=Newcomer() as chunk):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch
 from benchmarks.reliability.redis_server import BINARY, MISSING, RedisServer
 from kamera import ChunkStore, KameraWindow
 from kamera.store import StoreAdmin
-from kamera.store.remote import ObjectBlobs
+from kamera.store.remote import BlobHead, ObjectBlobs
 from tests.engines.compare import relative
 from tests.window.rig import QUESTION, Prefilled, make, rig
 
@@ -108,6 +108,42 @@ def test_what_a_plan_reads_comes_from_a_remote_at_once_and_once(tmp_path, monkey
         assert window.reorder(order).forwards == 0
         assert met.is_set() and len(names) == len(set(names)) >= 6
         assert relative(window.next_token_logits(QUESTION), expected) <= 1e-5
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("operation", ["slide", "reorder", "recall", "append"])
+def test_a_remote_is_asked_at_once_for_all_that_an_operation_looks_up(operation, tmp_path, monkeypatch):
+    backbone, chunks = rig(FAMILY)
+    url = f"obstore+file://{tmp_path}/remote"
+    with ChunkStore.open(url) as store:
+        make(backbone, store, *chunks).slide(1)
+    with ChunkStore.open(url) as cold:
+        window = make(backbone, cold, *(chunks[:3] if operation == "append" else chunks))
+        left = window.slots[0].chunk_id
+        window.flush()
+        if operation == "recall":
+            window.slide(1)
+        read_heads, requests = ObjectBlobs.read_heads, list[int]()
+
+        def counted(blobs: ObjectBlobs, names: Sequence[str], size: int) -> list[BlobHead | None]:
+            requests.append(len(names))
+            return read_heads(blobs, names, size)
+
+        monkeypatch.setattr(ObjectBlobs, "read_heads", counted)
+        match operation:
+            case "slide":
+                window.slide(1)
+            case "reorder":
+                window.reorder([2, 0, 3, 1])
+            case "recall":
+                window.recall(left)
+            case "append":
+                window.append(chunks[3])
+        assert 1 <= len(requests) <= 2 and sum(requests) > 1
+        monkeypatch.undo()
+        if operation == "append":
+            expected = Prefilled(backbone, chunks).logits
+            assert relative(window.next_token_logits(QUESTION), expected) <= 1e-4
 
 
 def test_memory_too_small_for_a_plan_reads_one_after_another(tmp_path):
