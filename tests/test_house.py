@@ -19,8 +19,8 @@ from kamera import ChatSession, ChunkStore, KameraWindow
 from tests.sessions.rig import seeing, speaking
 
 TOP = Path(__file__).parents[1]
-MOST_BYTES = 9_000_000
-"""Of a wheel: 1 MB of code, the testbed's weights (3.6 MB) and the screen reader's tower (4 MB)."""
+MOST_BYTES = 13_500_000
+"""Of a wheel: 1 MB of code, the testbed's weights (3.6 MB) and the screen reader's (8.4 MB)."""
 
 MOST_CLASSES = 540
 """Classes of the product. It only shrinks; the goal is 300."""
@@ -136,6 +136,7 @@ def test_the_wheel_is_the_product_with_its_two_sets_of_weights(wheel):
     assert sorted(n for n in names if ".safetensors" in n) == [
         "kamera/testbed/weights/gqa/model.safetensors.xz",
         "kamera/testbed/weights/screen-reader/tower.safetensors.xz",
+        "kamera/testbed/weights/screen-reader/updates.safetensors.xz",
     ]
     assert {
         "kamera/py.typed",

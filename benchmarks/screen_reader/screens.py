@@ -108,19 +108,31 @@ LEVELS = (
 
 @dataclass
 class Screen:
-    """A picture, the text of each square [8][8], what was drawn, and the characters under it [16, 64]."""
+    """A picture, the text of each square [8][8], what was drawn (kind, word, answer), in which of `FACES` and
+    in which square (row, column), and the characters under it [16, 64]."""
 
     picture: Image.Image
     texts: list[list[str]]
     shown: list[tuple[str, ...]] = field(default_factory=list)
+    faces: list[int] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
     characters: np.ndarray = field(default_factory=lambda: np.zeros((SIDE // PATCH, SIDE // SLICE), np.int64))
+
+    def leads(self, index: int) -> bool:
+        """Whether this thing is the first of a highlighted row."""
+        row, column = self.places[index]
+        first = min(across for down, across in self.places if down == row)
+        return self.texts[row][0] == "selected" and column == first
 
 
 FACES: tuple[tuple[str, int], ...] = (
     ("", 13), ("DejaVuSans.ttf", 12), ("DejaVuSans-Bold.ttf", 11), ("DejaVuSerif.ttf", 12),
     ("STIXGeneral.ttf", 15), ("", 14),
+    ("DejaVuSansMono.ttf", 11), ("DejaVuSans.ttf", 13), ("STIXGeneralBol.ttf", 14),
 )  # fmt: skip
-"""File (of matplotlib's fonts; "" is the one that Pillow carries) and size in pixels, the easy ones first."""
+"""File (of matplotlib's fonts; "" is the one that Pillow carries) and size in pixels, the easy ones first.
+
+No style draws in the last three: the reader never sees them before it is measured on them."""
 
 
 @functools.cache
@@ -245,6 +257,8 @@ class Painter:
             self._write(screen, canvas, x + framed + 4, y, value, index, black)
             shown = (kind, word, value)
         screen.shown.append(shown)
+        screen.faces.append(index)
+        screen.places.append((y // SQUARE, column))
         return texts, right
 
     def _write(self, screen: Screen, canvas: Any, x: int, y: int, text: str, index: int, ink: Any) -> None:

@@ -86,6 +86,17 @@ class Targets:
         return (F.normalize(seen, dim=-1) @ self.near).argmax(-1)
 
 
+def square_loss(targets: Targets, seen: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """Of embeddings [squares, 576] that should be texts of these indices: which it is, how far from it."""
+    words = len(targets.items.words)
+    squares = torch.ones(len(targets.index))
+    squares[words:] = 0.4  # most are easy, or empty
+    scale = targets.table.norm(dim=1).mean() ** 2
+    loss = F.cross_entropy(F.normalize(seen, dim=1) @ targets.near * SCALE, true, squares)
+    far = (seen - targets.table[true]).square().sum(1) / scale
+    return loss + 2 * (far * squares[true]).sum() / squares[true].sum()
+
+
 def kinds(targets: Targets, found: torch.Tensor, true: torch.Tensor) -> dict[str, tuple[int, int]]:
     """Squares read rightly, of all: those with words, with colours, with the rest, and empty ones."""
     words, end = len(targets.items.words), len(targets.index) - 1
@@ -141,9 +152,8 @@ def train(
     optimizers = [Muon(matrices, peak), torch.optim.AdamW(others, peak, betas=(0.9, 0.98), weight_decay=0.01)]
     mean = AveragedModel(tower, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     words = len(targets.items.words)
-    scale = targets.table.norm(dim=1).mean() ** 2
-    squares, slices = torch.ones(len(targets.index)), torch.ones(len(CHARACTERS) + 1)
-    squares[words:], slices[0] = 0.4, 0.1  # most are easy, or empty
+    slices = torch.ones(len(CHARACTERS) + 1)
+    slices[0] = 0.1  # most are empty
     painter = Painter(targets.items, 1_000_000 + seed, LEVELS[level])
     start, last, step, recent = time.monotonic(), 0.0, 0, 0.0
     while (spent := (time.monotonic() - start) / 60) < minutes:
@@ -152,9 +162,7 @@ def train(
         drawn = [painter.screen(0.6 if number % 8 == 0 else 1.0, words=0.35) for number in range(batch)]
         seen, between = tower(torch.from_numpy(pixels(drawn)))
         seen, true = seen.flatten(0, 1), targets.of(drawn)
-        loss = F.cross_entropy(F.normalize(seen, dim=1) @ targets.near * SCALE, true, squares)
-        far = (seen - targets.table[true]).square().sum(1) / scale
-        loss = loss + 2 * (far * squares[true]).sum() / squares[true].sum()
+        loss = square_loss(targets, seen, true)
         under = torch.from_numpy(np.stack([screen.characters for screen in drawn])).unflatten(2, (-1, SLICES))
         spelled = letters(between).unflatten(-1, (SLICES, -1)).flatten(0, 2)
         loss = loss + 0.5 * F.cross_entropy(spelled, under.flatten(), slices)

@@ -45,7 +45,7 @@ def size(text: str) -> int:
 
 _MODEL = (
     "Model directory or hub name; 'testbed' for the shipped one, 'smollm2' for SmolLM2-135M-Instruct, "
-    "'screen-reader' for that behind a tower that reads screens."
+    "'screen-reader' for that behind a tower, tuned to answer questions about screens."
 )
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
 ModelOption = Annotated[str, typer.Option("--model", help=_MODEL)]

