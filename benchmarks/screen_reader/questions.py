@@ -95,7 +95,7 @@ class Question(NamedTuple):
     text: str
     answer: str
     place: int
-    index: int
+    thing: int
 
 
 def questions(
@@ -212,7 +212,7 @@ def answered(
             logits = window.next_token_logits(question.text)
             among = [tokenizer.encode(text)[0] for text in candidates(question, painter.items, draw)]
             row: dict[str, Any] = {"screens": screens, "asked for": question.kind}
-            row |= {"held out": held(drawn[question.place], question.index)}
+            row |= {"held out": held(drawn[question.place], question.thing)}
             row |= {"chosen": int(logits[among].argmax()) == 0, "said": said == question.answer}
             if not number:
                 plain = backbone.model.generate(

@@ -181,7 +181,12 @@ def train(
             painter.style = LEVELS[level]
         if time.monotonic() - last > 60 or spent + 0.05 > minutes:
             last = time.monotonic()
-            row = {"minute": round(spent, 1), "step": step, "level": level, "loss": round(loss.item(), 3)}
+            row: dict[str, Any] = {
+                "minute": round(spent, 1),
+                "step": step,
+                "level": level,
+                "loss": round(loss.item(), 3),
+            }
             row["words"] = round(recent, 3)
             fresh = Painter(targets.items, step, painter.style)
             row["mean"] = {

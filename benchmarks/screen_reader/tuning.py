@@ -100,11 +100,19 @@ class Student(nn.Module):
         return (hidden[lesson.targets >= 0] @ whole.T).float()
 
 
+def _lesson(
+    ids: list[int], positions: list[int], branches: list[int], targets: list[int], asked: list[Any]
+) -> Lesson:
+    made = [torch.tensor(column) for column in (ids, positions, branches, targets)]
+    return Lesson(made[0], made[1], made[2], made[3], asked)
+
+
 class Packer:
     """Makes token sequences of screens and questions."""
 
     def __init__(self, tokenizer: Any, image: int):
-        self._ids, self._known = tokenizer.encode, {}
+        self._ids = tokenizer.encode
+        self._known: dict[str, list[int]] = {}
         around = image - 1
         self._picture = [around, image + 1, *[image] * 64, around]
 
@@ -141,12 +149,13 @@ class Packer:
             ids += fed
             positions += range(front, front + len(fed))
             branch += [number] * len(fed)
-        return Lesson(*map(torch.tensor, (ids, positions, branch, targets)), spans)
+        return _lesson(ids, positions, branch, targets, spans)
 
     def talk(self, turns: Sequence[tuple[int, Question]], system: str, before: str = "") -> Lesson:
         """Turns of a user, who shows so many screens in each and asks, and of the assistant."""
         ids = list(self.head(system))
-        targets, spans, shown = [-1] * len(ids), [], 0
+        targets, shown = [-1] * len(ids), 0
+        spans: list[tuple[Question, int, int]] = []
         for screens, question in turns:
             text, answer = self.answer(question)
             if spans:
@@ -160,7 +169,7 @@ class Packer:
             ids += answer
             targets += [-1] * (len(ids) - len(targets))
         positions = range(len(ids))
-        return Lesson(*map(torch.tensor, (ids, list(positions), [0] * len(ids), targets)), spans)
+        return _lesson(ids, list(positions), [0] * len(ids), targets, spans)
 
 
 class Teacher:
