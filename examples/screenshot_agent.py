@@ -3,12 +3,14 @@
     python examples/screenshot_agent.py
     python examples/screenshot_agent.py --steps 30 --keep 3 --mode amortize
     python examples/screenshot_agent.py --steps 12 --keep 3 --mode forget --anticipate
+    python examples/screenshot_agent.py --model screen-reader --dtype float32
     python examples/screenshot_agent.py --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda --dtype bfloat16
 
 For each step it prints the tokens that Kamera kept, turned (relocated), patched and prefilled, next to the
 tokens that a prefix cache would prefill for the same prompt. With --anticipate the next prompt is prepared
 after each answer, while the agent acts. Without --model it runs on the backbone that
-ships with Kamera; the screenshots are frames of its synthetic world.
+ships with Kamera; the screenshots are frames of its synthetic world. With --model screen-reader they are
+screens, each step asks about the newest, and the answer is printed.
 """
 
 import argparse
@@ -16,12 +18,15 @@ from itertools import takewhile
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.edits import policies
+from kamera.eval.screens import drawn, screens
 
 
-def screenshots(count: int) -> list:
-    """Items frames of the synthetic world."""
+def screenshots(count: int, model: str | None) -> list:
+    """Pictures, each with a question: screens for their reader, or items frames of the synthetic world."""
+    if model == "screen-reader":
+        return [(drawn(things), f"\n{things[0].ask().shown}") for things in screens(min(count, 12))]
     world = testbed.World(seed=7)
-    return [world.episode(i, layout="I").frames[0].image for i in range(count)]
+    return [(world.episode(i, layout="I").frames[0].image, "") for i in range(count)]
 
 
 def main() -> None:
@@ -53,8 +58,9 @@ def main() -> None:
     before: list[int] = []
     prefilled = ran = prefix = 0
     print("step  prompt    kept  turned  patched  prefilled  prefix cache")
-    for step, picture in enumerate(screenshots(args.steps)):
+    for step, (picture, question) in enumerate(screenshots(args.steps, args.model)):
         content = [{"type": "text", "text": f"step {step}"}, {"type": "image", "image": picture}]
+        content += [{"type": "text", "text": question}] if question else []
         messages.append({"role": "user", "content": content})
         turn = session.send(messages, max_new_tokens=4, do_sample=False)
         messages.append({"role": "assistant", "content": turn.text})
@@ -69,6 +75,7 @@ def main() -> None:
         print(
             f"{step:>4} {len(ids):>7} {report.kept:>7} {report.turned:>7} {report.patched:>8} "
             f"{report.prefilled:>10} {len(ids) - shared:>13}  {report.guarantee}"
+            + (f"{question} {turn.text}" if question else "")
         )
     print(
         f"tokens prefilled for {args.steps} prompts ({ran} run before the answers, to form patches too): "

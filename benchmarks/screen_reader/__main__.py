@@ -194,10 +194,12 @@ def _fidelity(options: argparse.Namespace) -> None:
     rows: list[report.Row] = []
     with torch.no_grad():
         for number in range(options.windows):
-            rows += fidelity.measure(backbone, items, HELD_OUT + 2000 + number, options.sabotage)
+            rows += fidelity.measure(
+                backbone, items, HELD_OUT + 2000 + number, options.sabotage, options.which
+            )
             report.progress(f"{number + 1} of {options.windows} windows")
     made = list(fidelity.table(rows))
-    report.tell(options, "Four screens, the last one served", made, sabotage=options.sabotage, questions=rows)
+    report.tell(options, "Screens, the last one served", made, sabotage=options.sabotage, questions=rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -216,6 +218,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--windows", type=int, default=20, help="of fidelity")
     parser.add_argument("--sabotage", choices=["", "no-rotation", "foreign-patch"], default="")
+    parser.add_argument("--which", action="store_true", help="of fidelity: ask on which screen it was")
     parser.add_argument("--screens", type=int, default=32, help="of check: for each face")
     parser.add_argument("--questions", type=int, default=200, help="of ask: for each way")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What each way of serving a screen loses: four screens, the last served from KV of another origin."""
+"""What each way of serving a screen loses: the last of four, or of three, from KV of another origin."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ SHOWN = (
 )
 """Arms that are asked."""
 
-_KINDS = tuple(kind for kind in ASKED if kind != "screen")  # which of four it was is never taught
 
+def measure(
+    backbone: Backbone, items: Items, seed: int, sabotage: Sabotage, which: bool = False, most: int = 10
+) -> list[Row]:
+    """Rows of every arm and question: ``most`` on the last screen ("within"), as many on those before.
 
-def measure(backbone: Backbone, items: Items, seed: int, sabotage: Sabotage, most: int = 10) -> list[Row]:
-    """Rows of every arm and question: ``most`` on the last screen ("within"), as many on those before."""
+    ``which``: of three screens, on which something was, and nothing else (of four it is never taught).
+    """
+    kinds, count = (["screen"], 3) if which else ([kind for kind in ASKED if kind != "screen"], 4)
     reader, draw, painter = Reader(backbone, sabotage, SYSTEM), random.Random(seed), Painter(items, seed)
-    screens = [painter.screen(most=8) for _ in range(5)]
+    screens = [painter.screen(most=8) for _ in range(count + 1)]
     gone, *rest = (backbone.chunk(screen.picture) for screen in screens)
-    passages = arms.Passages(gone, tuple(rest[:3]), rest[3])
-    every = questions(screens[1:], draw, _KINDS)
-    asks = [("within", question) for question in every if question.place == 3][:most]
-    asks += [("across", question) for question in every if question.place < 3][:most]
+    passages = arms.Passages(gone, tuple(rest[:-1]), rest[-1])
+    every = questions(screens[1:], draw, kinds)
+    asks = [("within", question) for question in every if question.place == count - 1][:most]
+    asks += [("across", question) for question in every if question.place < count - 1][:most]
     texts = [reader.question(question.text) for _, question in asks]
     among = [
         torch.cat([reader.tokenize(text)[:1] for text in candidates(question, items, draw)])

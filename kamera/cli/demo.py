@@ -39,8 +39,10 @@ _BAR = 36
 def demo(
     out: Output,
     model: Annotated[
-        Literal["testbed", "smollm2"],
-        typer.Option(help="Clips on the shipped backbone, or pages of text on SmolLM2-135M-Instruct."),
+        Literal["testbed", "smollm2", "screen-reader"],
+        typer.Option(
+            help="Clips on the shipped backbone, pages of text on SmolLM2, or screens on the screen reader."
+        ),
     ] = "testbed",
     clips: Annotated[int, typer.Option(min=1, help="Clips to render and walk through.")] = 3,
     questions: Annotated[int, typer.Option(min=1, help="Questions of each kind after each operation.")] = 8,
@@ -55,7 +57,8 @@ def demo(
     """Film a small world, edit its window, and compare with a prefix cache and blind reuse.
 
     With ``--model smollm2`` an agent reads twelve pages, keeps three and looks back, on a model that others
-    trained; where it is not installed a line says so, and the world is shown.
+    trained, and with ``--model screen-reader`` twelve screens; where it is not installed a line says so, and
+    the world is shown.
     """
     from kamera.engines.hf import hide_progress
     from kamera.errors import UnsupportedBackbone
@@ -65,9 +68,9 @@ def demo(
     if not out.shows_progress:
         hide_progress()
     missing = list[str]()
-    if model == "smollm2":
+    if model != "testbed":
         try:
-            return _read_pages(out, view or cache_dir() / "demo.html")
+            return _read(out, model, view or cache_dir() / "demo.html")
         except UnsupportedBackbone as error:
             missing.append(f"{error}; so here is the shipped backbone")
     start = time.perf_counter()
@@ -92,15 +95,31 @@ def demo(
     out.write(document, [listing(title, columns, rows), *lines])
 
 
-def _read_pages(out: Output, path: Path) -> None:
-    """The part of the demo on SmolLM2. Raises UnsupportedBackbone where it is not at hand."""
+def _read(out: Output, model: Literal["smollm2", "screen-reader"], path: Path) -> None:
+    """The part of the demo on SmolLM2's weights. Raises UnsupportedBackbone where they are not at hand."""
     from kamera.engines.hf import Backbone
     from kamera.eval.demo import CACHE
     from kamera.eval.pages import walk_pages
+    from kamera.eval.screens import walk_screens
 
-    backbone, start = Backbone.from_pretrained("smollm2", dtype="float32"), time.perf_counter()
-    result = follow(out, walk_pages(backbone), 11)
-    document = kept(result, path, "The demo: pages of text on SmolLM2")
+    walk, title, asked, does = {
+        "smollm2": (
+            walk_pages,
+            "pages of text on SmolLM2",
+            "begun",
+            "SmolLM2-135M-Instruct reads twelve pages, three in view, and is asked how the first sentence of "
+            "each goes on.",
+        ),
+        "screen-reader": (
+            walk_screens,
+            "screens on the screen reader",
+            "question",
+            "The screen reader sees twelve screens, three in view, and is asked two plain questions each.",
+        ),
+    }[model]
+    backbone, start = Backbone.from_pretrained(model, dtype="float32"), time.perf_counter()
+    result = follow(out, walk(backbone), 11)
+    document = kept(result, path, f"The demo: {title}")
     document["seconds"] = time.perf_counter() - start
     columns = (
         "after",
@@ -115,11 +134,8 @@ def _read_pages(out: Output, path: Path) -> None:
         (row.operation if row.arm == CACHE else "", *cells(row), f"{row.seconds:.2f}" if row.seconds else "–")
         for row in result.rows
     ]
-    title = (
-        "SmolLM2-135M-Instruct reads twelve pages, three in view, and is asked how the first sentence of "
-        "each goes on. KL: to the re-prefill. Seconds: until a question can be asked, in all."
-    )
-    answers = last_answers(result, "begun")
+    title = f"{does} KL: to the re-prefill. Seconds: until a question can be asked, in all."
+    answers = last_answers(result, asked)
     ends = ["", f"The page: {path}", "", _NEXT]
     out.write(document, [listing(title, columns, rows), "", *_picture(result), "", answers, *ends])
 

@@ -57,11 +57,11 @@ def walk_pages(backbone: Backbone | HfEngine, *, keep: int = 3, count: int = 12)
     After each operation every page in view is asked for by its first words: a language model that has read it
     goes on with the rest of its first sentence.
     """
-    questions, texts = dict[int, Ask](), list[str]()
+    questions, texts = dict[int, list[Ask]](), list[str]()
     for number, page in enumerate(PAGES.strip().split("\n\n")[:count]):
         begins, ends, rest = re.split(r" \[|\]", page.replace("\n", " "))
         texts.append(f"{begins} {ends}{rest}")
-        questions[number] = Ask(begins, backbone.engine.builder.tokenize(f"\n{begins}"), f" {ends}")
+        questions[number] = [Ask(begins, backbone.engine.builder.tokenize(f"\n{begins}"), f" {ends}")]
     yield from walk(
         backbone, texts, questions, arrival="new page", keep=keep, max_new_tokens=3, system=SYSTEM
     )

@@ -62,7 +62,7 @@ def walk_files(
 def walk(
     backbone: Backbone | HfEngine,
     contents: Sequence[Any],
-    questions: Sequence[Ask] | Mapping[int, Ask],
+    questions: Sequence[Ask] | Mapping[int, Sequence[Ask]],
     *,
     arrival: str,
     keep: int,
@@ -153,8 +153,8 @@ def _compare(
         yield row, [*zip(told, wanted, said, strict=True)] if arm == KAMERA else []
 
 
-def _in_view(questions: Mapping[int, Ask], ids: Sequence[str], window: KameraWindow) -> list[Ask]:
-    return [questions[ids.index(slot.chunk_id)] for slot in window.slots]
+def _in_view(questions: Mapping[int, Sequence[Ask]], ids: Sequence[str], window: KameraWindow) -> list[Ask]:
+    return [ask for slot in window.slots for ask in questions[ids.index(slot.chunk_id)]]
 
 
 def _asked(window: KameraWindow, questions: Sequence[Ask], tokens: int) -> tuple[torch.Tensor, list[str]]:
