@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -638,6 +639,7 @@ def leaving(rows: Sequence[Row], keep: set[str], most: int | None) -> Iterator[R
             yield row
 
 
+@lru_cache(4096)  # every look-up, of a hit in memory too, asks for its file's stamp
 def file_of(name: str) -> str:
     """The name of an object's file. Raises `ValueError` for what is no name: no path is built from it."""
     if not is_key(name):

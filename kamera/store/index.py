@@ -266,7 +266,8 @@ class Index:
 
     def version(self) -> tuple[int, int, int]:
         """Numbers of which one changes whenever a row does, by whatever process."""
-        return self._run(lambda db: (self._opened, _data_version(db), db.total_changes))
+        others = "PRAGMA data_version"  # changes when another connection has changed the file
+        return self._run(lambda db: (self._opened, int(db.execute(others).fetchone()[0]), db.total_changes))
 
     def kinds(self, tenant: str) -> dict[str, tuple[int, int]]:
         """Number and bytes of a tenant's objects of each kind; no row is read for it."""
@@ -430,11 +431,6 @@ class Index:
 
 def _keys(db: Any) -> set[str]:
     return {str(key) for (key,) in db.execute("SELECT key FROM objects").fetchall()}
-
-
-def _data_version(db: Any) -> int:
-    """A number that changes when another connection has changed the file."""
-    return int(db.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _change(db: Any, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -254,7 +254,7 @@ class CanonicalRecord:
             for channel, values in block.items():
                 name = f"kv/{i}/{channel}"
                 if isinstance(values, CodedChannel):
-                    flat.update({f"{name}/{part}": t for part, t in _codes_tensors(values)})
+                    flat.update({f"{name}/{part}": getattr(values, part) for part in _PARTS})
                 else:
                     flat[name] = values
         flat.update({f"inputs/{name}": t for name, t in self.inputs.items()})
@@ -515,12 +515,6 @@ def _codes_header(kv: CodedKV) -> dict[str, Any]:
         "axes": {name: channel.axis for block in kv.codes.parts for name, channel in block.items()},
         "loss": asdict(kv.loss),
     }
-
-
-def _codes_tensors(channel: CodedChannel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of one channel, each with the last part of its name."""
-    for part in _PARTS:
-        yield part, getattr(channel, part)
 
 
 def _codes_kv(

@@ -40,6 +40,7 @@ from kamera.store.keys import (
     PATCH_KINDS,
     Context,
     KVForm,
+    canonical_key,
     check_form,
     check_kind,
     encoding_context,
@@ -234,17 +235,17 @@ class ChunkStore:
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
-        return self._get(CanonicalRecord, context, self._object_name(context, chunk_id))
+        return self._get(CanonicalRecord, self._object_name(context, chunk_id))
 
     def get_anchor(self, context: Context) -> CanonicalRecord | None:
         """The KV of the anchor of ``context``, as the model computed it, even if the context has codes."""
         context = replace(context, kv="as-is")
-        return self._get(CanonicalRecord, context, self._object_name(context, context.anchor, None, "anchor"))
+        return self._get(CanonicalRecord, self._object_name(context, context.anchor, None, "anchor"))
 
     def get_encoding(self, vision: str, chunk_id: str) -> EncodingRecord | None:
         """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``."""
         context = encoding_context(vision, self.tenant)
-        return self._get(EncodingRecord, context, self._object_name(context, chunk_id, None, "encoding"))
+        return self._get(EncodingRecord, self._object_name(context, chunk_id, None, "encoding"))
 
     def get_patch(
         self,
@@ -258,7 +259,7 @@ class ChunkStore:
 
         ``base``: the anchor of the canonical to which it is added, if that is not the context's own.
         """
-        return self._get(PatchRecord, context, self._object_name(context, chunk_id, antecedents, kind, base))
+        return self._get(PatchRecord, self._object_name(context, chunk_id, antecedents, kind, base))
 
     def put(self, record: Record) -> str:
         """Store an object and return its key. A patch replaces the one under its key, other kinds do not.
@@ -493,7 +494,7 @@ class ChunkStore:
                 f"open the store with tenant={quote(context.tenant)}"
             )
 
-    def _get(self, cls: type[_R], context: Context, name: str) -> _R | None:
+    def _get(self, cls: type[_R], name: str) -> _R | None:
         record = self._look_up(name)
         assert record is None or isinstance(record, cls)
         return record
@@ -559,6 +560,8 @@ class ChunkStore:
         if context.tenant != self.tenant:
             self._check(context)
         kind = kind or ("canonical" if antecedents is None else "exact")
+        if kind == "canonical":  # asked for most often, and its key is remembered
+            return self._name(canonical_key(context, chunk_id))
         return self._name(object_key(kind, context, chunk_id, antecedents or (), base))
 
     # -- objects by name, in one to three tiers ------------------------------------------------
@@ -839,7 +842,7 @@ def find_conditioned(
     """The KV of a chunk behind ``antecedents`` whose content has this digest; None is a miss."""
     context = replace(context, kv="as-is")
     name = store._object_name(context, chunk_id, antecedents, "conditioned", content)
-    return store._get(CanonicalRecord, context, name)
+    return store._get(CanonicalRecord, name)
 
 
 def stored_keys(store: ChunkStore, keys: Iterable[str]) -> set[str]:
