@@ -124,7 +124,7 @@ def questions(
                 text = _words(kind, draw, unseen).format(word)
                 spoken = _SPOKEN[answer] if kind == "check" and _is_yes_no(text) else answer
                 made.append(Question(kind, text, spoken if kind == "number" else f" {spoken}", place, index))
-            if "screen" in kinds and len(screens) > 1:
+            if "screen" in kinds and 1 < len(screens) <= len(PLACES):
                 text = _words("screen", draw, unseen).format(word, NAMED[kind])
                 made.append(Question("screen", text, f" {PLACES[place]}", place, index))
             if "selected" in kinds and found.get("selected") == 1 and screen.leads(index):
