@@ -103,7 +103,7 @@ def test_a_screenshot_agent_that_anticipates_prefills_its_new_tokens_alone(run):
     rows = [line.split() for line in run(*command).splitlines()[1:]]
     assert {(row[5], row[7]) for row in rows[4:6]} == {("158", "exact")}
     work = rows[-1]
-    later = int(work[work.index("later") + 4])
+    later = int(work[work.index("background") + 4])
     assert later >= 2 * (488 - 158), "what the turns would have run, later"
 
 
