@@ -151,7 +151,7 @@ def check_kv(kv: KV, layout: Layout) -> None:
 
 def check_layers(groups: Groups, layout: Layout) -> None:
     """Raise ValueError unless ``groups`` are all layers of ``layout``, each with layers of equal channels."""
-    held = sum([len(layers) for layers in groups])
+    held = sum(map(len, groups))
     if held != len(layout):
         raise ValueError(f"KV of {held} layers does not fit a layout of {len(layout)}")
     for layers in groups:

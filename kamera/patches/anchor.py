@@ -15,7 +15,7 @@ from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.background import Owed, Priority, background_of, put_owed, waiting_records
 from kamera.patches.chunks import prefill_behind, prefix_kv
-from kamera.patches.losses import Losses, Strict
+from kamera.patches.losses import LOOK_UP_ERRORS, Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context, encoding_context
 
 
@@ -113,8 +113,10 @@ def anchor_of(
     if (there := waiting_records(store).anchors.get((context, digest))) is not None:
         return replace(there, tail=tail, reopen=reopen, identity=identity)
     found = None
-    with losses.look_up("system prompt", "the system prompt"):
+    try:
         found = store.get_anchor(context)
+    except LOOK_UP_ERRORS as error:
+        losses.miss("system prompt", "the system prompt", error)
     if found is not None and torch.equal(found.positions, positions):
         return _held(store, Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity))
     head = _head(store, ids, positions, identity)

@@ -258,7 +258,7 @@ class Background:
 
     def flush_named(self, name: Hashable) -> None:
         """Wait for the pieces of this name, which go first. Within background work nothing is waited for."""
-        if self.is_own_thread or not self.busy(name):
+        if not self._named[name] or self.is_own_thread:
             return
         with self._changed:  # they go first, and what they make is put at once
             first = [piece for piece in self._waiting if piece.name == name]

@@ -6,11 +6,10 @@ envelope the one of *other* antecedents that are nearest to the present ones (ap
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -73,7 +72,7 @@ class Catalogue:
         if here:
             yield  # the outer one's
             return
-        here.update(known={}, lies=set(), read=set(), alone=set())
+        here.update(known={}, lies=set(), read=set())
         try:
             yield
         finally:
@@ -88,42 +87,27 @@ class Catalogue:
         here = self._local.__dict__
         if not (here and self.store.has_remote):
             return False
-        asked: dict[str, str] | None = here.get("asked")
+        asked: dict[str, tuple[str, str]] | None = here.get("asked")
         here["asked"] = {}
         if asked is None:
             return True
         if not asked:
             del here["asked"]
             return False
-        for chunk_id in dict.fromkeys(asked.values()):
-            self._await_patches(chunk_id)
-        with contextlib.suppress(*STORE_ERRORS):
-            here["known"].update(self.store.look(self.context, asked))
-        here["alone"].update(asked.keys() - here["known"].keys())  # who asks for one of them is told why
+        here["known"].update(self._ask(asked))
         return True
 
     def canonical(self, chunk_id: str) -> ObjectInfo | None:
         """The row of a chunk's canonical."""
-
-        def ask() -> ObjectInfo | None:
-            with self.losses.look_up("canonical", f"chunk {chunk_id[:12]}"):
-                return self.store.info(self.context, chunk_id)
-            return None
-
-        return self._look_up_once(canonical_key(self.context, chunk_id), ask, chunk_id)
+        return self._row(canonical_key(self.context, chunk_id), "canonical", chunk_id)
 
     def computed(
         self, chunk_id: str, antecedents: tuple[str, ...], guarantee: Guarantee
     ) -> ObjectInfo | None:
         """The row of a chunk's KV that an engine has computed behind ``antecedents``, worth ``guarantee``."""
         context, base = replace(self.context, kv="as-is"), computed_base(guarantee)
-
-        def ask() -> ObjectInfo | None:
-            with self.losses.look_up("conditioned", f"chunk {chunk_id[:12]}"):
-                return self.store.info(context, chunk_id, antecedents, "conditioned", base)
-            return None
-
-        return self._look_up_once(object_key("conditioned", context, chunk_id, antecedents, base), ask)
+        key = object_key("conditioned", context, chunk_id, antecedents, base)
+        return self._row(key, "conditioned", chunk_id)
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
         """The row of a canonical behind another anchor, to which this context's patches can be added.
@@ -159,7 +143,7 @@ class Catalogue:
                 return self.store.ls("canonical", chunk_id=chunk_id, here=True)
             return ()
 
-        return self._look_up_once(_ELSEWHERE + chunk_id, ask) or ()
+        return self._look_up_once(_ELSEWHERE + chunk_id, ask)
 
     def mark_base_missing(self, chunk_id: str) -> None:
         """Mark the result of `base` as unusable: there is no base for the rest of the operation."""
@@ -170,7 +154,7 @@ class Catalogue:
         """True if a chunk's canonical is stored, or was read in this operation."""
         if chunk_id in self._local.__dict__.get("read", ()):
             return True
-        return self.canonical(chunk_id) is not None
+        return self._row(canonical_key(self.context, chunk_id), "canonical", chunk_id) is not None
 
     def is_archived(self, chunk_id: str) -> bool:
         """True if a chunk is archived: in this context, or behind another anchor as a base."""
@@ -188,16 +172,10 @@ class Catalogue:
 
         ``base`` as in `PatchRecord`.
         """
-
-        def ask() -> ObjectInfo | None:
-            self._await_patches(chunk_id)
-            with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
-                return self.store.info(self.context, chunk_id, antecedents, kind, base)
+        key = patch_key(self.context, chunk_id, antecedents, kind, base)
+        if key in self._local.__dict__.get("lies", ()):
             return None
-
-        if self.has_refused(chunk_id, antecedents, kind, base):
-            return None
-        return self._look_up_once(patch_key(self.context, chunk_id, antecedents, kind, base), ask, chunk_id)
+        return self._row(key, "patch", chunk_id)
 
     def patch_within(
         self,
@@ -262,16 +240,43 @@ class Catalogue:
         if self._queue is not None:
             self._queue.flush_named((self.context, chunk_id))
 
-    def _look_up_once(self, key: str, ask: Callable[[], _Answer], chunk_id: str = "") -> _Answer | None:
-        """What ``ask`` answers, in an operation once for ``key``; that of a chunk's object as in `gather`."""
+    def _row(self, key: str, kind: str, chunk_id: str) -> ObjectInfo | None:
+        """The row under ``key``, of a chunk's object of this kind; in an operation asked for once."""
         here = self._local.__dict__
-        known = here.get("known")
+        known: dict[str, ObjectInfo | None] | None = here.get("known")
+        if known is None:
+            return self._ask({key: (kind, chunk_id)})[key]
+        if key not in known:
+            if "asked" in here:
+                here["asked"][key] = kind, chunk_id
+                return None
+            known.update(self._ask({key: (kind, chunk_id)}))
+        return known[key]
+
+    def _ask(self, wanted: Mapping[str, tuple[str, str]]) -> dict[str, ObjectInfo | None]:
+        """The rows under these keys, each of a kind and a chunk; what cannot be used counts as absent."""
+        for kind, chunk_id in wanted.values():
+            if kind == "patch":
+                self._await_patches(chunk_id)
+        try:
+            found = self.store.look(self.context, wanted)
+        except STORE_ERRORS as error:
+            found = dict.fromkeys(wanted, error)
+        rows = dict[str, ObjectInfo | None]()
+        for key, row in found.items():
+            if isinstance(row, Exception):
+                kind, chunk_id = wanted[key]
+                of = f"{'a patch of ' if kind == 'patch' else ''}chunk {chunk_id[:12]}"
+                self.losses.miss(kind, of, row)
+                row = None
+            rows[key] = row
+        return rows
+
+    def _look_up_once(self, key: str, ask: Callable[[], _Answer]) -> _Answer:
+        known = self._local.__dict__.get("known")
         if known is None:
             return ask()
         if key not in known:
-            if chunk_id and "asked" in here and key not in here["alone"]:
-                here["asked"][key] = chunk_id
-                return None
             known[key] = ask()
         answer: _Answer = known[key]
         return answer
@@ -285,11 +290,13 @@ def _key(info: ObjectInfo) -> str:
 class Stored(NamedTuple):
     """A stored patch: the guarantee it was ``formed`` behind, and whether it can be served as it is.
 
-    It cannot below the budget asked for, or above the error that is allowed.
+    It cannot below the budget asked for, or above the error that is allowed. One that is still to be stored
+    has no ``row``.
     """
 
     formed: Guarantee
     serves: bool
+    row: ObjectInfo | None = None
 
 
 def stored_patch(
@@ -298,7 +305,7 @@ def stored_patch(
     """What a row says of the patch of a chunk of ``tokens`` tokens under ``budget``; None without a row."""
     if row is None:
         return None
-    return Stored(guarantee_named(row.formed), serves(row, budget, tokens, max_error))
+    return Stored(guarantee_named(row.formed), serves(row, budget, tokens, max_error), row)
 
 
 def serves(row: ObjectInfo, budget: PatchBudget, tokens: int, max_error: float | None) -> bool:

@@ -18,10 +18,11 @@ from kamera.patches.anchor import Anchor, StoredIdentity
 from kamera.patches.background import Background, Owed, Priority, background_of, put_owed, waiting_records
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import prefill_behind, prefix_kv
-from kamera.patches.losses import Losses, Strict
+from kamera.patches.losses import LOOK_UP_ERRORS, Losses, Strict
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
+    Context,
     EncodingRecord,
     Outline,
     PatchRecord,
@@ -55,8 +56,10 @@ class Encodings:
         if not chunk.has_media:
             return None
         waiting, held = self._waiting.get((self.context, chunk.id)), None
-        with self._losses.look_up("encoding", f"the encoding of chunk {chunk.id[:12]}"):
+        try:
             held = None if waiting else self._store.get_encoding(self.context.fingerprint, chunk.id)
+        except LOOK_UP_ERRORS as error:
+            self._losses.miss("encoding", f"the encoding of chunk {chunk.id[:12]}", error)
         if held is None:
             return waiting
         return Encoded(chunk.input_ids, chunk.position_inputs(), dict(held.embeds), chunk.id, chunk.label)
@@ -249,9 +252,7 @@ class Former:
         held = self._find_held(encoded.chunk_id + base)
         if held is not None:
             return held
-        record = None
-        with self.losses.look_up("canonical", f"chunk {encoded.chunk_id[:12]}"):
-            record = self.store.get_canonical(replace(self.context, anchor=base), encoded.chunk_id)
+        record = self._canonical_of(replace(self.context, anchor=base), encoded.chunk_id)
         if record is None:
             self.catalogue.mark_base_missing(encoded.chunk_id)
             return None
@@ -284,8 +285,10 @@ class Former:
         if self.queue is not None:
             self.queue.flush_named((self.context, chunk_id))
         record = None
-        with self.losses.look_up("patch", f"a patch of chunk {chunk_id[:12]}"):
+        try:
             record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
+        except LOOK_UP_ERRORS as error:
+            self.losses.miss("patch", f"a patch of chunk {chunk_id[:12]}", error)
         if record is None or record.formed != formed or not self._meets(record, encoded.num_tokens):
             self.catalogue.mark_wrong(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
@@ -308,14 +311,19 @@ class Former:
         """A chunk's canonical from the store, or None."""
         if self.catalogue.canonical(chunk_id) is None:
             return None
-        record = None
-        with self.losses.look_up("canonical", f"chunk {chunk_id[:12]}"):  # if refused it is prefilled again
-            record = self.store.get_canonical(self.context, chunk_id)
+        record = self._canonical_of(self.context, chunk_id)  # if refused it is prefilled again
         if record is None:
             self.catalogue.mark_wrong(canonical_key(self.context, chunk_id))
             return None
         self.losses.unkept.discard(chunk_id)
         return record
+
+    def _canonical_of(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
+        try:
+            return self.store.get_canonical(context, chunk_id)
+        except LOOK_UP_ERRORS as error:
+            self.losses.miss("canonical", f"chunk {chunk_id[:12]}", error)
+            return None
 
     def _meets(self, record: PatchRecord, length: int) -> bool:
         try:

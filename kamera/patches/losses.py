@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 STORE_ERRORS = (StoreError, StoreVersionError, OSError)
 """Errors of a store that is full, locked, closed, read-only, out of reach or of a newer format."""
 
+LOOK_UP_ERRORS = (CorruptChunk, WrongKey, *STORE_ERRORS)
+"""Errors for which a look-up counts as a miss."""
+
 
 class Losses:
     """Lets a window and its forks go on without their store.
@@ -50,18 +53,16 @@ class Losses:
         except STORE_ERRORS as error:
             self._warn_and_note(f"{what}: {error}")
 
-    @contextmanager
-    def look_up(self, kind: str, of: str) -> Iterator[None]:
-        """Context of a look-up: an object of this ``kind`` that is damaged or sealed counts as a miss.
+    def miss(self, kind: str, of: str, error: Exception) -> None:
+        """Count a look-up that raised one of `LOOK_UP_ERRORS` as a miss: a warning, and a note.
 
-        It is logged and noted; ``of`` names what is looked up. Store errors end as in `absorb_errors`.
+        An object of this ``kind`` was refused, damaged or sealed; or else the store failed, as in
+        `absorb_errors`, and ``of`` names what was not looked up.
         """
-        try:
-            yield
-        except (CorruptChunk, WrongKey) as error:
+        if isinstance(error, CorruptChunk | WrongKey):
             logger.warning("a stored %s was refused: %s", kind, error)
             self.note(f"{kind} refused: {error}")
-        except STORE_ERRORS as error:
+        else:
             with self.absorb_errors(f"{of} was not looked up"):
                 raise error
 

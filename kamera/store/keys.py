@@ -187,12 +187,14 @@ def survivor_id(chunk_id: str, lineage: str) -> str:
 
 def chunks_of(antecedents: Sequence[str]) -> tuple[str, ...]:
     """The chunk ids in a patch's antecedents."""
+    if _LINEAGE not in "".join(antecedents):
+        return tuple(antecedents)
     return tuple([antecedent.partition(_LINEAGE)[0] for antecedent in antecedents])
 
 
 def behind_survivors(antecedents: Sequence[str]) -> bool:
     """True if a patch absorbed, through one of its antecedents, a chunk that it does not name."""
-    return any(_LINEAGE in antecedent for antecedent in antecedents)
+    return _LINEAGE in "".join(antecedents)
 
 
 def is_key(text: str) -> bool:

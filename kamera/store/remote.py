@@ -707,21 +707,18 @@ class Remote:
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """The objects of these names; None for one that is absent, foreign or cannot be read."""
-        return [*map(self.look(names).get, names)]
+        return [None if isinstance(info, Exception) else info for info in self._fronts(names)]
 
-    def look(self, names: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """The objects of these names, asked for at once; None for one that is absent, or foreign.
-
-        One that cannot be read is left out: `info` of it raises.
-        """
-        found = dict[str, ObjectInfo | None]()
-        for name, front in zip(names, self.heads([OBJECTS + name for name in names], FRONT), strict=True):
+    def look(self, names: Sequence[str]) -> dict[str, ObjectInfo | Exception | None]:
+        """What `info` returns of each of these names, or raises; they are asked for at once."""
+        found = dict[str, ObjectInfo | Exception | None](zip(names, self._fronts(names), strict=True))
+        for name in [name for name, info in found.items() if isinstance(info, Exception)]:
             try:
-                info = self._info(OBJECTS + name, front)
-            except UNREADABLE as error:
-                logger.warning("not listed: %s", error)  # reading it by name sets it aside
-            else:
-                found[name] = None if info is None or info.context.tenant != self._tenant else info
+                found[name] = self.info(name)  # sets it aside
+            except RemoteUnavailable:
+                found[name] = None
+            except KameraError as error:
+                found[name] = error
         return found
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
@@ -835,6 +832,19 @@ class Remote:
     def _listed(self) -> dict[str, str | None]:
         start, marks = len(OBJECTS), self._marks(OBJECTS)
         return {name[start:]: mark for name, mark in marks.items() if name.startswith(OBJECTS)}
+
+    def _fronts(self, names: Sequence[str]) -> list[ObjectInfo | Exception | None]:
+        """The objects of these names by their headers, None if absent or foreign; or what is wrong."""
+        found: list[ObjectInfo | Exception | None] = []
+        for name, front in zip(names, self.heads([OBJECTS + name for name in names], FRONT), strict=True):
+            try:
+                info = self._info(OBJECTS + name, front)
+            except UNREADABLE as error:
+                logger.warning("not listed: %s", error)
+                found.append(error)
+            else:
+                found.append(None if info is None or info.context.tenant != self._tenant else info)
+        return found
 
     def _info(self, blob: str, head: BlobHead | None) -> ObjectInfo | None:
         """The object in a blob whose name begins with its own, of any tenant. Raises as the codec."""

@@ -33,7 +33,7 @@ from kamera.files import user_path
 from kamera.ops import digest
 from kamera.store.crypt import codec_of
 from kamera.store.directory import Directory, PutOrder
-from kamera.store.format import UNREADABLE, Codec
+from kamera.store.format import Codec
 from kamera.store.index import Row, Stamped, selects
 from kamera.store.keys import (
     KINDS,
@@ -322,28 +322,30 @@ class ChunkStore:
             self._count_look(self.metrics, info is not None)
         return info
 
-    def look(self, context: Context, keys: Iterable[str]) -> dict[str, ObjectInfo | None]:
-        """The infos of objects by their keys, as `info` gives each; a remote is asked once, for all of them.
+    def look(self, context: Context, keys: Iterable[str]) -> dict[str, ObjectInfo | Exception | None]:
+        """The infos of objects by their keys, or the errors that `info` of them would raise.
 
-        One that is damaged is left out: `info` of it raises.
+        A remote is asked once, for all of them.
         """
-        self._check(context)
-        names = {key: self._name(key) for key in keys}
-        infos = dict[str, ObjectInfo | None]()
-        for name in names.values():
-            with contextlib.suppress(*UNREADABLE):
-                infos[name] = self._info_here(name)
-        misses = [name for name, info in infos.items() if info is None]
-        if self._remote is not None and misses:
+        if context.tenant != self.tenant:
+            self._check(context)
+        found, missing = dict[str, ObjectInfo | Exception | None](), dict[str, str]()
+        for key in keys:
+            try:
+                found[key] = self._info_here(name := self._name(key))
+            except (KameraError, OSError) as error:
+                found[key] = error
+            else:
+                if found[key] is None and self._remote is not None:
+                    missing[name] = key
+        if missing and self._remote is not None:
             with contextlib.suppress(RemoteUnavailable):
-                there = self._remote.look(misses)
-                infos = {
-                    name: info or there.get(name) for name, info in infos.items() if info or name in there
-                }
-        found = {key: infos[name] for key, name in names.items() if name in infos}
+                for name, info in self._remote.look(list(missing)).items():
+                    found[missing[name]] = info
         if self.metrics is not None:
             for info in found.values():
-                self._count_look(self.metrics, info is not None)
+                if not isinstance(info, Exception):
+                    self._count_look(self.metrics, info is not None)
         return found
 
     def contexts_of(self, chunk_id: str) -> list[Context]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from kamera.errors import quote
 from kamera.ops import PatchBudget, layers_of
-from kamera.trust.guarantee import Guarantee, at_least
+from kamera.trust.guarantee import GUARANTEES, Guarantee, at_least
 from kamera.trust.report import CertifyReport
 
 OnMiss = Literal["form", "prefill", "blind"]
@@ -115,7 +115,7 @@ class ReusePolicy:
 
     def admits(self, *guarantees: Guarantee) -> bool:
         """True if an arriving chunk may be served with one of these guarantees."""
-        return any(at_least(g, self.minimum) for g in guarantees)
+        return at_least(min(guarantees, key=GUARANTEES.index), self.minimum)
 
     @property
     def moves(self) -> bool:

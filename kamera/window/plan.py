@@ -1021,9 +1021,7 @@ class Planner:
         patch = self._find(chunk, antecedents, anchor)
         if patch is None or not patch.serves:
             return None
-        row = self._row(chunk, antecedents, "exact", anchor)
-        known = row is not None and row.formed == patch.formed
-        error, created = (row.error, row.created) if row is not None and known else (None, None)
+        error, created = (None, None) if patch.row is None else (patch.row.error, patch.row.created)
         return Offer("patched", antecedents, "exact", patch.formed, note, anchor, error, created)
 
     def _row(

@@ -423,17 +423,15 @@ class _PlanRun:
     inquiry: Inquiry | None = None
     answer: Continuation | None = None
     unarchived: set[int] = field(default_factory=set)
+    former: Former = field(init=False)
     tensors: dict[int, Resident] = field(init=False)
     rows: dict[int, Seat] = field(init=False)
     fronts: dict[int, Seats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.former = self.executor.former
         self.tensors = dict(self.before.tensors)
         self.rows = {seat.number: seat for seat in self.before.seats.seats}
-
-    @property
-    def former(self) -> Former:
-        return self.executor.former
 
     def run_steps(self) -> tuple[WindowState, torch.Tensor | None]:
         """Run all steps; the window after them, and the answer's tokens."""

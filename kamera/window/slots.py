@@ -511,9 +511,9 @@ class Spots:
 
     def compact(self, chunks: Sequence[Encoded]) -> list[Spot]:
         """Spots of chunks one after another behind the anchor; those that stood so before are known."""
-        last = self._row
-        pairs = enumerate(zip(last, chunks, strict=False))
-        same = next((i for i, (old, c) in pairs if old[0] != c.chunk_id), min(len(last), len(chunks)))
+        last, same = self._row, 0
+        while same < min(len(last), len(chunks)) and last[same][0] == chunks[same].chunk_id:
+            same += 1
         near = chunks[max(0, same - 1) :]  # neighbours may not touch
         extents = self.backbone.extents.of_all(near)
         if extents is None:

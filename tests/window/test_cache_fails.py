@@ -45,7 +45,17 @@ def locked(store: ChunkStore, monkeypatch) -> None:
         raise StoreError("index: database is locked, says the test")
 
     refusing_puts(store, monkeypatch)
-    for name in ("get_canonical", "get_patch", "has", "info", "ls", "embedding", "search", "contexts_of"):
+    for name in (
+        "get_canonical",
+        "get_patch",
+        "has",
+        "info",
+        "look",
+        "ls",
+        "embedding",
+        "search",
+        "contexts_of",
+    ):
         monkeypatch.setattr(store, name, refuse)
 
 

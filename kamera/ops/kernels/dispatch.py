@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -47,9 +47,8 @@ def serve(
         patch = patch.regroup(into.groups)
     given = Writing(into, source, patch, layout, tuple(offset), phased_only)
     _check(given)
-    for path, fused in _candidates(into):
-        if not fused.can_write(given):
-            continue
+    path, fused = _candidate(into)
+    if fused is not None and path not in _broken and fused.can_write(given):
         try:
             fused.write_kv(given)
             return path
@@ -66,13 +65,14 @@ _broken: dict[Path, Exception] = {}
 """Implementations that failed in this process, with the error; they are not tried again."""
 
 
-def _candidates(into: KV) -> Iterator[tuple[Path, ModuleType]]:
-    """The fused implementations for the device of the targets."""
-    device = next((t.device.type for block in into.parts for t in block.values()), None)
-    if device == "cpu" and "native" not in _broken:
-        yield "native", native_path
-    if device == "cuda" and "triton" not in _broken and (triton_path := _triton()) is not None:
-        yield "triton", triton_path
+def _candidate(into: KV) -> tuple[Path, ModuleType | None]:
+    """The fused implementation for the device of the targets, if there is one."""
+    for block in into.parts:
+        for tensor in block.values():
+            if tensor.device.type == "cpu":
+                return "native", native_path
+            return "triton", _triton() if tensor.device.type == "cuda" else None
+    return "torch", None
 
 
 @cache

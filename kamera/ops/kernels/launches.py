@@ -5,7 +5,7 @@ A launch is one channel of a group of equal layers, a line of its table a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 
 from kamera.ops.kv import KV
 from kamera.ops.layout import Channel, Layout
-from kamera.ops.lowrank import Factor, LowRanks, Patch
+from kamera.ops.lowrank import LowRanks, Patch
 from kamera.ops.quantize import CodedChannel, CodedKV, Codes
 from kamera.ops.rope import RopeSpec
 
@@ -31,15 +31,17 @@ class Writing(NamedTuple):
     offset: tuple[int, ...]
     phased_only: bool
 
-    def channels(self) -> Iterator[tuple[Channel, Stored, torch.Tensor, LowRanks | None]]:
+    def channels(self) -> list[tuple[Channel, Stored, torch.Tensor, LowRanks | None]]:
         """What is to be written of each group of layers: a channel, its source, its target, its factors."""
+        found: list[tuple[Channel, Stored, torch.Tensor, LowRanks | None]] = []
         for group, (stored, target) in enumerate(
             zip(stored_blocks(self.source), self.into.parts, strict=True)
         ):
             factors = {} if self.patch is None else self.patch.blocks.parts[group]
             for c in self.layout[self.into.groups[group][0]].channels:
                 if c.rope is not None or not self.phased_only:
-                    yield c, stored[c.name], target[c.name], factors.get(c.name)
+                    found.append((c, stored[c.name], target[c.name], factors.get(c.name)))
+        return found
 
 
 def stored_blocks(source: KV) -> Sequence[Mapping[str, Stored]]:
@@ -85,12 +87,13 @@ class Launch(NamedTuple):
     strides: tuple[int, ...]
 
 
-def launches(given: Writing) -> Iterator[Launch]:
+def launches(given: Writing) -> list[Launch]:
     """The blocks that `kamera.ops.kernels.serve` writes."""
-    moves = any(given.offset)
+    blocks, moves = list[Launch](), any(given.offset)
     for c, stored, target, factors in given.channels():
         turned = c.rope if moves and c.rope is not None and c.rope.rotary_dim else None
-        yield _launch(stored, target, factors, turned, c.rotary_start if turned is not None else 0)
+        blocks.append(_launch(stored, target, factors, turned, c.rotary_start if turned is not None else 0))
+    return blocks
 
 
 def can_launch(given: Writing, dtypes: frozenset[torch.dtype]) -> bool:
@@ -115,12 +118,9 @@ def can_launch(given: Writing, dtypes: frozenset[torch.dtype]) -> bool:
 
 def factor_dtypes(patch: Patch | None) -> set[torch.dtype]:
     """The dtypes of a patch's factors; codes decode to float32."""
-
-    def dtype(side: Factor) -> torch.dtype:
-        return torch.float32 if isinstance(side, Codes) else side.dtype
-
     blocks = patch.blocks.parts if patch is not None else ()
-    return {dtype(side) for block in blocks for f in block.values() for side in (f.left, f.right)}
+    sides = [side for block in blocks for f in block.values() for side in (f.left, f.right)]
+    return {torch.float32 if isinstance(side, Codes) else side.dtype for side in sides}
 
 
 def _launch(

@@ -144,9 +144,11 @@ def _launch(launch: Launch, offset: tuple[int, ...]) -> None:
     if rope is None and launch.factors is None and not launch.bits:  # neither rotated nor decoded: a copy
         target.copy_(launch.source)
         return
-    held, factors = _kernel_tensors(launch)  # alive until the kernel returns
-    source, steps, lows = launch.source, *held[:2]
-    places = [_layers(source, layers), _layers(steps, layers), _layers(lows, layers), _layers(target, layers)]
+    kept, factors = _kernel_tensors(launch)  # alive until the kernel returns
+    source, steps, lows = launch.source, *kept[:2]
+    none = [0] * layers
+    codes = [none if held is None else _layers(held, layers) for held in (steps, lows)]
+    places = [_layers(source, layers), *codes, _layers(target, layers)]
     table = torch.tensor([*places, *factors], dtype=torch.int64).T.contiguous()
     cos = sin = None
     if rope is not None:
@@ -202,9 +204,7 @@ def _kernel_tensors(launch: Launch) -> tuple[tuple[torch.Tensor | None, ...], li
     return (steps, lows, left, right), [*columns, list(factors.ranks), *form]
 
 
-def _layers(tensor: torch.Tensor | None, count: int) -> list[int]:
-    """The address of each of ``count`` layers of a tensor along its first axis; 0 without one."""
-    if tensor is None:
-        return [0] * count
+def _layers(tensor: torch.Tensor, count: int) -> list[int]:
+    """The address of each of ``count`` layers of a tensor along its first axis."""
     first, step = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
     return list(range(first, first + step * count, step)) if step else [first] * count
