@@ -81,20 +81,18 @@ class Catalogue:
     def gather(self) -> bool:
         """Ask a remote at once for all rows looked up since the last call; False when none is left to ask.
 
-        Until then a row that is not known yet counts as absent, so whoever calls this decides once more: a
-        remote answers a hundred questions as fast as one.
+        Between two calls a row that is not known yet counts as absent, and the caller makes its plan again
+        after each. A remote answers a hundred questions as fast as one.
         """
         here = self._local.__dict__
         if not (here and self.store.has_remote):
             return False
-        asked: dict[str, tuple[str, str]] | None = here.get("asked")
-        here["asked"] = {}
-        if asked is None:
-            return True
-        if not asked:
-            del here["asked"]
+        asked: dict[str, tuple[str, str]] | None = here.pop("asked", None)  # an error ends the gathering
+        if asked == {}:
             return False
-        here["known"].update(self._ask(asked))
+        if asked:
+            here["known"].update(self._ask(asked))
+        here["asked"] = {}
         return True
 
     def canonical(self, chunk_id: str) -> ObjectInfo | None:
@@ -213,6 +211,8 @@ class Catalogue:
 
     def near(self, chunk_id: str, antecedents: Sequence[str], limit: float) -> list[Near]:
         """Patches of a chunk whose antecedents diverge from these by at most ``limit``, nearest first."""
+        if "asked" in self._local.__dict__:
+            return []  # while rows are gathered: they are listed once, for the plan that holds
         with self.losses.absorb_errors(f"patches near chunk {chunk_id[:12]} were not looked up"):
             alike = likeness(self.store, self.context)
             return nearest(self.patches_of(chunk_id), antecedents, limit, alike)
@@ -263,9 +263,9 @@ class Catalogue:
         except STORE_ERRORS as error:
             found = dict.fromkeys(wanted, error)
         rows = dict[str, ObjectInfo | None]()
-        for key, row in found.items():
+        for key, (kind, chunk_id) in wanted.items():
+            row = found[key]
             if isinstance(row, Exception):
-                kind, chunk_id = wanted[key]
                 of = f"{'a patch of ' if kind == 'patch' else ''}chunk {chunk_id[:12]}"
                 self.losses.miss(kind, of, row)
                 row = None

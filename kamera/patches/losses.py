@@ -54,10 +54,9 @@ class Losses:
             self._warn_and_note(f"{what}: {error}")
 
     def miss(self, kind: str, of: str, error: Exception) -> None:
-        """Count a look-up that raised one of `LOOK_UP_ERRORS` as a miss: a warning, and a note.
+        """Warn of a look-up that raised ``error``, one of `LOOK_UP_ERRORS`, and note it: it counts as a miss.
 
-        An object of this ``kind`` was refused, damaged or sealed; or else the store failed, as in
-        `absorb_errors`, and ``of`` names what was not looked up.
+        ``kind`` is that of a damaged or sealed object; ``of`` names what the store could not look up.
         """
         if isinstance(error, CorruptChunk | WrongKey):
             logger.warning("a stored %s was refused: %s", kind, error)

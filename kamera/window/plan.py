@@ -22,7 +22,7 @@ from cattrs.strategies import configure_tagged_union
 
 from kamera.content import Encoded
 from kamera.engines import Offset, PositionLimits, Spent
-from kamera.errors import KameraError, NotRelocatable, PolicyRefused, WindowFull, quote
+from kamera.errors import NotRelocatable, PolicyRefused, WindowFull, quote
 from kamera.patches import Catalogue, Stored, by_form, possible_names, stored_patch, worth_harvesting
 from kamera.store import ObjectInfo, chunks_of
 from kamera.trust import (
@@ -444,7 +444,7 @@ def plan(request: Request, view: View) -> Plan:
     Raises the refusals of the operation: WindowFull, NotRelocatable, PolicyRefused.
     """
     while view.rows.gather():
-        with suppress(KameraError):  # refused, perhaps, for want of what is being asked for
+        with suppress(Exception):  # for want of what is being asked for; else it is raised below, too
             _plan(request, view)
     return _plan(request, view)
 

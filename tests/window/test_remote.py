@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchmarks.reliability.redis_server import BINARY, MISSING, RedisServer
-from kamera import ChunkStore, KameraWindow
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import RemoteUnavailable
 from kamera.store import StoreAdmin
 from kamera.store.remote import BlobHead, ObjectBlobs
 from tests.engines.compare import relative
@@ -144,6 +145,48 @@ def test_a_remote_is_asked_at_once_for_all_that_an_operation_looks_up(operation,
         if operation == "append":
             expected = Prefilled(backbone, chunks).logits
             assert relative(window.next_token_logits(QUESTION), expected) <= 1e-4
+
+
+def test_patches_of_other_antecedents_are_listed_once_by_an_operation(tmp_path, monkeypatch):
+    backbone, chunks = rig(FAMILY)
+    url, policy = f"obstore+file://{tmp_path}/remote", ReusePolicy(minimum="near", max_divergence=1.0)
+    with ChunkStore.open(url) as store:
+        make(backbone, store, *chunks, policy=ReusePolicy(forms="always"))
+    with ChunkStore.open(url) as cold:
+        window = make(backbone, cold, *chunks, policy=policy)
+        ls, listed = cold.ls, list[str]()
+
+        def counted(*args, **options):
+            listed.extend([] if options.get("here") else [options["chunk_id"]])
+            return ls(*args, **options)
+
+        monkeypatch.setattr(cold, "ls", counted)
+        window.reorder([0, 1, 3, 2])
+        assert listed and len(listed) == len(set(listed))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("policy", [None, ReusePolicy(minimum="near", max_divergence=1.0)])
+def test_a_remote_that_dies_between_two_questions_is_a_miss(policy, tmp_path, monkeypatch):
+    backbone, chunks = rig(FAMILY)
+    url = f"obstore+file://{tmp_path}/remote"
+    with ChunkStore.open(url) as store:
+        make(backbone, store, *chunks)
+    with ChunkStore.open(url + "?retries=0&timeout=5") as cold:
+        window = make(backbone, cold, *chunks[:3], policy=policy)
+        read_heads, asked = ObjectBlobs.read_heads, list[int]()
+
+        def dying(blobs: ObjectBlobs, names: Sequence[str], size: int) -> list[BlobHead | None]:
+            asked.append(len(names))
+            if len(asked) > 1:
+                raise RemoteUnavailable("it is gone, says the test")
+            return read_heads(blobs, names, size)
+
+        monkeypatch.setattr(ObjectBlobs, "read_heads", dying)
+        window.append(chunks[3])
+        assert len(asked) > 1
+        expected = Prefilled(backbone, chunks).logits
+        assert relative(window.next_token_logits(QUESTION), expected) <= 1e-4
 
 
 def test_memory_too_small_for_a_plan_reads_one_after_another(tmp_path):
