@@ -80,9 +80,7 @@ def walk(
     engine = backbone.engine
     chunks = [engine.chunk(content) for content in contents]
     if keep < 2 or len(chunks) < keep + 2:
-        raise ValueError(
-            f"{len(chunks)} contents, {keep} in view: give two more than stay in view, which are two"
-        )
+        raise ValueError(f"{len(chunks)} contents for a window of {keep}: give at least {max(keep, 2) + 2}")
     window, events = KameraWindow(engine, ChunkStore.open("memory://"), system), list[Event]()
     window.on_event(partial(hear, events))
     for chunk in chunks[:keep]:

@@ -36,6 +36,8 @@ def test_own_pictures_are_walked_and_compared_with_a_re_prefill(capsys, pictures
 
 
 def test_too_few_and_unreadable_files_are_refused(capsys, pictures, tmp_path):
-    assert "give two more" in kamera(capsys, "try", "testbed", *pictures[:4]).err
+    assert (
+        "4 contents for a window of 3: give at least 5" in kamera(capsys, "try", "testbed", *pictures[:4]).err
+    )
     (tmp_path / "x.bin").write_bytes(b"\xff\xfe\x00")
     assert "x.bin' is neither" in kamera(capsys, "try", "testbed", *pictures, tmp_path / "x.bin").err

