@@ -9,9 +9,7 @@ name alone. Every answer is compared with plain transformers', in fp32.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,12 +18,14 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import httpx
-import torch
 
 from benchmarks import report
+from benchmarks.serve.edits import Messages
+from benchmarks.serve.peers import System, started
 from kamera import testbed
 from kamera.content import Conversations, own_messages
 from kamera.engines.hf import HfEngine
@@ -42,47 +42,15 @@ WARM = 0.4
 
 _CHAT = "/v1/chat/completions"
 
-Messages = list[dict[str, Any]]
-
-
-class Server:
-    """The server's process, and where it listens."""
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it listens."""
-        command = [sys.executable, "-m", "kamera", "serve", "testbed", "--port", "0", "-q"]
-        self.process = subprocess.Popen(
-            [*command, "--store", str(self._store)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line.startswith("kamera serves on "):
-            raise RuntimeError(f"the server did not start: {line.strip() or 'it said nothing'}")
-        self.url = line.split()[-1]
-
-    @property
-    def memory(self) -> float:
-        """Resident MiB; 0 of one that was killed."""
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines():
-                if line.startswith("VmRSS"):
-                    return int(line.split()[1]) / 1024
-        return 0.0
-
 
 class Soak:
     """All clients, what they were answered, and the server's memory at each answer."""
 
-    def __init__(self, server: Server, requests: int, seed: int) -> None:
-        self.server, self.requests, self.seed = server, requests, seed
+    def __init__(self, store: Path, requests: int, seed: int) -> None:
+        command = [sys.executable, "-m", "kamera", "serve", "testbed", "--port", "PORT", "-q"]
+        self._system = System("kamera", (*command, "--store", str(store)))
+        self.requests, self.seed = requests, seed
+        self._server, self._url, self._process = contextlib.ExitStack(), "", 0
         self.answers: list[tuple[Messages, str]] = []
         self.counts: Counter[str] = Counter()
         self.memory: list[tuple[int, int, float]] = []  # life of the server, number of the answer, MiB
@@ -95,6 +63,7 @@ class Soak:
 
     def run(self) -> None:
         """Send all requests, and kill the server twice on the way."""
+        self._start()
         clients = [threading.Thread(target=self._client, args=(n,)) for n in range(CLIENTS)]
         for client in clients:
             client.start()
@@ -103,25 +72,26 @@ class Soak:
                 time.sleep(0.05)
             with self._up:
                 self._is_up = False
-                self.server.process.kill()
-                self.server.process.wait()
+                self._server.close()  # it kills
                 self._up.wait_for(lambda: not self._busy)  # who was being answered has noticed
-                self.server.start()
+                self._start()
                 self.lives += 1
                 self._go_on()
                 self._is_up = True
                 self._up.notify_all()
         for client in clients:
             client.join()
-        self.server.process.kill()
-        self.server.process.wait()
+        self._server.close()
+
+    def _start(self) -> None:
+        self._url, self._process = self._server.enter_context(started(self._system))
 
     def _go_on(self) -> None:
         """From each client's last acknowledged turn, by its name alone."""
         for name, talked in list(self.turns.values()):
             asked = {"role": "user", "content": "and once more?"}
             body = {**_body([asked]), "kamera": {"after": name}}
-            answer = self._http.post(self.server.url + _CHAT, json=body)
+            answer = self._http.post(self._url + _CHAT, json=body)
             self.counts["turns gone on from"] += 1
             if answer.status_code != 200:
                 self.counts["turns lost"] += 1
@@ -149,7 +119,7 @@ class Soak:
                 self.counts[what] += 1
                 self.answers.append((messages, text))
                 self.turns[number] = answer["kamera"]["turn_id"], talked
-                self.memory.append((self.lives, len(self.answers), self.server.memory))
+                self.memory.append((self.lives, len(self.answers), _memory(self._process)))
                 if len(self.answers) % 50 == 0:
                     report.progress(f"{len(self.answers)} answers, {self.memory[-1][2]:.0f} MiB")
             messages = [*talked, _user(draw)] if len(talked) < LONGEST else _opening(draw.randrange(10**6))
@@ -159,7 +129,7 @@ class Soak:
         with self._up:
             self._up.wait_for(lambda: self._is_up)
             self._busy += 1
-            url = self.server.url + _CHAT
+            url = self._url + _CHAT
         body = {**_body(messages), **session}
         try:
             if not hangs_up:
@@ -192,18 +162,19 @@ def _opening(number: int) -> Messages:
     return [{"role": "system", "content": testbed.SYSTEM}, {"role": "user", "content": asked}]
 
 
-def _slope(found: list[tuple[int, float]]) -> float:
-    """MiB a hundred answers, by least squares."""
-    if len(found) < 2:
-        return 0.0
-    x, y = torch.tensor(found, dtype=torch.float64).T
-    return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum() * 100)
+def _memory(process: int) -> float:
+    """Resident MiB; 0 of a process that was killed."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def rows(options: Namespace) -> Iterator[report.Row]:
     """One row: what was sent, what was wrong or lost, and how memory grew while one server lived."""
     with tempfile.TemporaryDirectory() as place:
-        soak = Soak(Server(Path(place) / "store"), options.requests, seed=0)
+        soak = Soak(Path(place) / "store", options.requests, seed=0)
         soak.run()
     report.progress("plain transformers answers the same")
     model, processor = testbed.load()
@@ -216,7 +187,8 @@ def rows(options: Namespace) -> Iterator[report.Row]:
             ids = backbone.plain.generate(whole, max_new_tokens=TOKENS, do_sample=False)[0]
             plain[key] = processor.tokenizer.decode(ids, skip_special_tokens=True)
         wrong += plain[key].strip() != text.strip()
-    first = [(n, mib) for life, n, mib in soak.memory if life == 0 and mib and n > WARM * options.requests]
+    watched = [(n, mib) for life, n, mib in soak.memory if life == 0 and mib and n > WARM * options.requests]
+    numbers, memory = zip(*watched, strict=True)
     yield {
         "clients": CLIENTS,
         "answers": len(soak.answers),
@@ -225,6 +197,6 @@ def rows(options: Namespace) -> Iterator[report.Row]:
         "turns gone on from": soak.counts["turns gone on from"],
         "turns lost": soak.counts["turns lost"],
         "answers that differ": wrong,
-        "MiB": round(first[-1][1]),
-        "more, a hundred answers": round(_slope(first), 2),
+        "MiB": round(memory[-1]),
+        "more, a hundred answers": round(100 * linear_regression(numbers, memory).slope, 2),
     }
